@@ -1,0 +1,3 @@
+"""tpuctl launches TPU jobs on intact slices of a Ray cluster."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""The command line. The only room that makes words out of errors."""

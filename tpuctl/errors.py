@@ -1,0 +1,102 @@
+"""The error tree. Each class holds the exit code it leads to and the hint that goes with it.
+
+Deep code raises these with facts; only the CLI's border (``cli.app``) turns them into words on a terminal.
+Imports nothing of tpuctl.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the shell sees. The numbers are part of the CLI's contract."""
+
+    DONE = 0
+    JOB_FAILED = 1
+    USAGE = 2
+    UNAVAILABLE = 3
+    EXPECTATION_MISSED = 4
+    DETACHED = 130
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Where:
+    """A place in a file the user wrote: the recipe, or the ``--set`` option that overrode it."""
+
+    file: str
+    line: int | None = None
+    key: str | None = None
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        return place if self.key is None else f"{place}: {self.key}"
+
+
+class TpuctlError(Exception):
+    """Anything tpuctl can explain. ``hint`` says what to do; ``exit_code`` what the shell gets."""
+
+    exit_code: ExitCode = ExitCode.JOB_FAILED
+
+    def __init__(self, message: str, *, hint: str | None = None, where: Where | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.where = where
+
+
+class UsageError(TpuctlError):
+    """The command line or a name on it is wrong."""
+
+    exit_code = ExitCode.USAGE
+
+
+class RecipeError(UsageError):
+    """The recipe is wrong; ``where`` names file, line and key."""
+
+
+class TopologyError(UsageError):
+    """No such slice, or a name that fits several."""
+
+
+class DataError(TpuctlError):
+    """The dataset can't be read as the recipe says; names the file and column."""
+
+
+class StorageError(TpuctlError):
+    """A path or bucket can't be read or written."""
+
+
+class ClusterError(TpuctlError):
+    """The cluster can't be reached or refuses us."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+
+class CapacityError(ClusterError):
+    """No intact idle slice of the asked-for shape; the message lists every candidate and why not."""
+
+
+class JobNotFoundError(UsageError):
+    """No job of that id on the cluster."""
+
+
+class JobFailedError(TpuctlError):
+    """The job ended without success."""
+
+
+class RunInUseError(TpuctlError):
+    """Another job holds the lease of the run directory."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+
+class CheckpointError(TpuctlError):
+    """A checkpoint could not be saved, found or restored."""
+
+
+class ExpectationError(TpuctlError):
+    """The job ended well but missed a gate of the recipe's ``[expect]`` table."""
+
+    exit_code = ExitCode.EXPECTATION_MISSED

@@ -1,0 +1,1 @@
+"""The decoder, from a ModelSpec."""

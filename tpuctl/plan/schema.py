@@ -1,0 +1,271 @@
+"""The Plan: every default filled in, the only thing that crosses from the control side to the cluster.
+
+JSON both ways and strict both ways: an unknown or missing field is an error, since a plan written by one
+version of tpuctl must never be half understood by another. Shared by both sides, so it imports neither.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from dataclasses import dataclass, field
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from tpuctl.modelspec import ModelSpec
+
+PLAN_SCHEMA = "tpuctl.plan/1"
+
+JobKind = Literal["train"]
+RaggedRule = Literal["drop", "pad", "raise"]
+ResumeRule = Literal["auto", "must", "never"]
+ScheduleKind = Literal["constant", "linear", "cosine", "wsd"]
+RematPolicy = Literal["none", "full", "dots", "attention"]
+ComputeDtype = Literal["bfloat16", "float32"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlicePlan:
+    """The slices a job reserves whole. ``hosts`` and ``chips`` are per slice."""
+
+    generation: str
+    accelerator_type: str
+    pod_type: str
+    topology: str
+    machine: str
+    slices: int
+    hosts: int
+    chips: int
+    chips_per_host: int
+    devices_per_chip: int
+
+    @property
+    def total_hosts(self) -> int:
+        """Hosts (JAX processes) over all slices."""
+        return self.hosts * self.slices
+
+    @property
+    def devices_per_host(self) -> int:
+        """JAX devices that one process sees."""
+        return self.chips_per_host * self.devices_per_chip
+
+    @property
+    def total_devices(self) -> int:
+        """JAX devices over all slices."""
+        return self.total_hosts * self.devices_per_host
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeshPlan:
+    """Length of each mesh axis; their product is the number of devices. ``slice`` lies over DCN."""
+
+    slice: int
+    data: int
+    fsdp: int
+    tensor: int
+
+    @property
+    def batch_shards(self) -> int:
+        """Shards of the global batch: every axis but ``tensor``."""
+        return self.slice * self.data * self.fsdp
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataPlan:
+    """Which text, how it is cut into token rows. ``epochs`` 0 repeats for ever."""
+
+    uri: str
+    eval_uri: str | None
+    text_column: str
+    tokenizer: str
+    packing: bool
+    ragged: RaggedRule
+    epochs: int
+    shuffle: bool
+    seed: int
+    readers_per_host: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimPlan:
+    """AdamW and its learning-rate schedule; steps are optimizer steps."""
+
+    learning_rate: float
+    schedule: ScheduleKind
+    warmup_steps: int
+    decay_steps: int
+    final_ratio: float
+    weight_decay: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    clip_norm: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainPlan:
+    """The training step and its cadence. ``global_batch`` counts sequences per optimizer step."""
+
+    steps: int
+    global_batch: int
+    microbatches: int
+    sequence_length: int
+    seed: int
+    compute_dtype: ComputeDtype
+    remat: RematPolicy
+    z_loss: float
+    dropout: float
+    log_every: int
+    eval_every: int
+    eval_batches: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointPlan:
+    """When to save, how many to keep, and what to do with what is there. ``every`` 0: only the final step."""
+
+    every: int
+    keep: int
+    resume: ResumeRule
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunPlan:
+    """The run: one directory (absolute path or gs:// URI). ``shared`` vouches for a local path seen by all hosts."""
+
+    name: str
+    directory: str
+    shared: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobPlan:
+    """How the job is run. ``env`` goes to every process; ``secrets`` too, but is masked wherever we print."""
+
+    env: dict[str, str]
+    secrets: dict[str, str]
+    pip: tuple[str, ...]
+    max_failures: int
+    timeout_seconds: float | None
+    start_timeout_seconds: float
+    stop_grace_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpectPlan:
+    """Gates on the result; a missed one is exit code 4. ``None`` is no gate."""
+
+    max_eval_loss: float | None
+    max_bits_per_byte: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BudgetPlan:
+    """Estimated HBM per device, in bytes, and what the chip offers."""
+
+    parameters: int
+    hbm_bytes: int
+    state_bytes: int
+    gradient_bytes: int
+    activation_bytes: int
+    logit_bytes: int
+
+    @property
+    def needed_bytes(self) -> int:
+        """Sum of all parts."""
+        return self.state_bytes + self.gradient_bytes + self.activation_bytes + self.logit_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """One job, wholly decided."""
+
+    kind: JobKind
+    entrypoint: str
+    tpuctl_version: str
+    run: RunPlan
+    slice: SlicePlan
+    mesh: MeshPlan
+    model: ModelSpec
+    data: DataPlan
+    optim: OptimPlan
+    train: TrainPlan
+    checkpoint: CheckpointPlan
+    job: JobPlan
+    expect: ExpectPlan
+    budget: BudgetPlan
+    notes: tuple[str, ...] = field(default=())
+
+
+class PlanFormatError(ValueError):
+    """JSON that is not a plan of this version; the message names the field."""
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON-ready data, with its ``schema`` first."""
+    return {"schema": PLAN_SCHEMA, **dataclasses.asdict(plan)}
+
+
+def plan_from_json(document: dict[str, Any]) -> Plan:
+    """The plan a document holds.
+
+    Raises:
+        PlanFormatError: another schema, an unknown or missing field, or a value of the wrong type.
+    """
+    if document.get("schema") != PLAN_SCHEMA:
+        raise PlanFormatError(f"schema: expected {PLAN_SCHEMA!r}, got {document.get('schema')!r}")
+    fields = {key: value for key, value in document.items() if key != "schema"}
+    plan: Plan = _decode(Plan, fields, "plan")
+    return plan
+
+
+def plan_dumps(plan: Plan) -> str:
+    """The plan as indented JSON text."""
+    return json.dumps(plan_to_json(plan), indent=2) + "\n"
+
+
+def plan_loads(text: str) -> Plan:
+    """The plan that JSON text holds; raises ``PlanFormatError`` as ``plan_from_json`` does."""
+    return plan_from_json(json.loads(text))
+
+
+def _decode(kind: Any, value: Any, path: str) -> Any:
+    if dataclasses.is_dataclass(kind):
+        return _decode_dataclass(kind, value, path)
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (types.UnionType, Union):
+        return None if value is None else _decode(next(a for a in args if a is not types.NoneType), value, path)
+    if origin is Literal:
+        _require(value in args, path, f"one of {args}", value)
+        return value
+    if origin is tuple:
+        _require(isinstance(value, list | tuple), path, "a list", value)
+        return tuple(_decode(args[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+    if origin is dict:
+        _require(isinstance(value, dict), path, "an object", value)
+        return {str(key): _decode(args[1], item, f"{path}.{key}") for key, item in value.items()}
+    return _decode_scalar(kind, value, path)
+
+
+def _decode_dataclass(kind: Any, value: Any, path: str) -> Any:
+    _require(isinstance(value, dict), path, "an object", value)
+    hints = get_type_hints(kind)
+    names = {f.name for f in dataclasses.fields(kind)}
+    for key in value:
+        if key not in names:
+            raise PlanFormatError(f"{path}.{key}: unknown field")
+    for name in names - value.keys():
+        raise PlanFormatError(f"{path}.{name}: missing")
+    return kind(**{key: _decode(hints[key], item, f"{path}.{key}") for key, item in value.items()})
+
+
+def _decode_scalar(kind: Any, value: Any, path: str) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    _require(isinstance(value, kind) and (kind is bool or not isinstance(value, bool)), path, kind.__name__, value)
+    return value
+
+
+def _require(condition: bool, path: str, expected: str, value: Any) -> None:
+    if not condition:
+        raise PlanFormatError(f"{path}: expected {expected}, got {value!r}")

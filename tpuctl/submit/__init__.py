@@ -1,0 +1,1 @@
+"""Handing a Plan to a cluster and following it to its end."""

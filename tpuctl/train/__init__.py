@@ -1,0 +1,1 @@
+"""One training run on one host's share of the devices; imports no ray."""
