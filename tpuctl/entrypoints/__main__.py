@@ -25,7 +25,9 @@ def main() -> NoReturn:
     try:
         code = importlib.import_module(plan.entrypoint).main(plan)
     except TpuctlError as error:
-        print(format_line(event("failed", reason=error.message, hint=error.hint, error=type(error).__name__)), flush=True)
+        print(
+            format_line(event("failed", reason=error.message, hint=error.hint, error=type(error).__name__)), flush=True
+        )
         code = int(error.exit_code)
     sys.exit(code)
 

@@ -61,7 +61,9 @@ class GangBackend(Backend):
         emit("phase", phase="reserved", detail=", ".join(sorted({seat.slice_name for seat in seats})))
         address, port = worker_group.execute_single(ranks.index(0), _coordinator_address)
         calls = {
-            worker_group.execute_single_async(index, join, _Joining.of(rank, len(ranks), address, port, backend_config)): rank
+            worker_group.execute_single_async(
+                index, join, _Joining.of(rank, len(ranks), address, port, backend_config)
+            ): rank
             for index, rank in enumerate(ranks)
         }
         _wait_for_all(calls, backend_config.join_timeout_seconds, f"{address}:{port}")
