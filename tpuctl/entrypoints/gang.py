@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import ray
+from ray.train._internal.base_worker_group import BaseWorkerGroup
 from ray.train.backend import Backend, BackendConfig
-from ray.train.v2._internal.execution.worker_group import WorkerGroup
 from ray.train.v2.jax import JaxConfig
 from ray.util.tpu import get_tpu_coordinator_env_vars
 
@@ -49,7 +50,7 @@ class GangConfig(JaxConfig):
 class GangBackend(Backend):
     """Joins the workers of a worker group to one ``jax.distributed`` cluster, in the order of their hosts."""
 
-    def on_start(self, worker_group: WorkerGroup, backend_config: BackendConfig) -> None:
+    def on_start(self, worker_group: BaseWorkerGroup, backend_config: BackendConfig) -> None:
         """Check the seats, then join.
 
         Raises:
@@ -68,7 +69,7 @@ class GangBackend(Backend):
         }
         _wait_for_all(calls, backend_config.join_timeout_seconds, f"{address}:{port}")
 
-    def on_shutdown(self, worker_group: WorkerGroup, backend_config: BackendConfig) -> None:
+    def on_shutdown(self, worker_group: BaseWorkerGroup, backend_config: BackendConfig) -> None:
         """Leave the ``jax.distributed`` cluster; a host that is gone already must not fail a job that is done."""
         refs = worker_group.execute_async(leave)
         ray.wait(refs, num_returns=len(refs), timeout=SHUTDOWN_TIMEOUT_SECONDS)
@@ -96,7 +97,7 @@ def deal_ranks(seats: list[Seat], *, slices: int, hosts: int) -> list[int]:
 
 def take_seat() -> Seat:
     """This worker's seat, from the environment of its node."""
-    node = ray.util.get_node_ip_address()
+    node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     name = os.environ.get("TPU_NAME", "")
     return Seat(slice_name=name or f"(unnamed, {node})", worker_id=int(os.environ.get("TPU_WORKER_ID", "0")), node=node)
 
@@ -146,7 +147,7 @@ def leave() -> None:
     import jax
 
     try:
-        jax.distributed.shutdown()
+        jax.distributed.shutdown()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         emit("note", text=f"leaving the JAX cluster: {error}")
 
@@ -158,7 +159,7 @@ def _coordinator_address() -> tuple[str, int]:
     return address, port
 
 
-def _wait_for_all(calls: dict[ray.ObjectRef[None], int], timeout_seconds: float, coordinator: str) -> None:
+def _wait_for_all(calls: dict[Any, int], timeout_seconds: float, coordinator: str) -> None:
     done, missing = ray.wait(list(calls), num_returns=len(calls), timeout=timeout_seconds)
     if missing:
         ranks = ", ".join(str(calls[ref]) for ref in missing)
