@@ -160,7 +160,8 @@ def _coordinator_address() -> tuple[str, int]:
 
 
 def _wait_for_all(calls: dict[Any, int], timeout_seconds: float, coordinator: str) -> None:
-    done, missing = ray.wait(list(calls), num_returns=len(calls), timeout=timeout_seconds)
+    refs: list[Any] = list(calls)
+    done, missing = ray.wait(refs, num_returns=len(calls), timeout=timeout_seconds)
     if missing:
         ranks = ", ".join(str(calls[ref]) for ref in missing)
         raise ClusterError(
