@@ -63,7 +63,7 @@ class DataTable:
     """The text and how it becomes rows of tokens."""
 
     uri: str = setting(
-        doc="Parquet file, folder or glob, local or gs://; or builtin:python-stdlib, the text every machine has.",
+        doc="Parquet file, folder or glob; or builtin:python-stdlib, the text every machine has.",
         example="builtin:python-stdlib",
         also=("path", "dataset", "train_uri", "train_path", "data_path", "files"),
     )
@@ -190,7 +190,7 @@ class OptimTable:
         1.0,
         doc="Clip the gradient's global norm to this; 0 does not clip.",
         minimum=0,
-        maximum=1e9,
+        maximum=1e6,
         also=("max_grad_norm", "gradient_clipping", "grad_clip"),
     )
 
@@ -220,8 +220,8 @@ class ExpectTable:
     """Gates on the result. A run that ends well but misses one exits with code 4."""
 
     max_eval_loss: float | None = setting(
-        None, doc="Largest held-out loss.", unit="nats per token", above=0, maximum=1e9, absent="no gate"
+        None, doc="Largest held-out loss.", unit="nats per token", above=0, maximum=1e6, absent="no gate"
     )
     max_bits_per_byte: float | None = setting(
-        None, doc="Largest held-out bits per byte.", above=0, maximum=1e9, absent="no gate"
+        None, doc="Largest held-out bits per byte.", above=0, maximum=1e6, absent="no gate"
     )
