@@ -71,7 +71,7 @@ def test_restore_onto_other_devices_gives_the_same_state(devices: int, program: 
     for leaf, wanted in zip(jax.tree.leaves(restored), jax.tree.leaves(target.abstract_state), strict=True):
         assert leaf.sharding == wanted.sharding
     assert int(restored.params["steps_seen"]) == BIG_INTEGER + 3
-    assert other.notes == []
+    assert other.take_notes() == []
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
@@ -108,9 +108,9 @@ def test_latest_after_unfinished_saves_is_the_newest_complete(state: ToyState, t
 
     assert checkpoints.choose("auto") == 5
 
-    assert len(checkpoints.notes) == 2
-    assert "10.orbax-checkpoint-tmp: its save never finished" in checkpoints.notes[0]
-    assert f"create the file {tmp_path}/15/commit_success.txt" in checkpoints.notes[1]
+    unfinished, unmarked = checkpoints.take_notes()
+    assert "10.orbax-checkpoint-tmp: its save never finished" in unfinished
+    assert f"create the file {tmp_path}/15/commit_success.txt" in unmarked
 
 
 @pytest.mark.parametrize("name", ["10", "10.orbax-checkpoint-tmp"])
@@ -139,7 +139,7 @@ def test_save_where_a_copy_without_marker_lies_moves_it_aside(state: ToyState, t
 
     assert checkpoints.steps() == [5, 10]
     assert (tmp_path / "10.no-marker-1" / "manifest.ocdbt").exists()
-    assert "10.no-marker-1" in checkpoints.notes[-1]
+    assert "10.no-marker-1" in checkpoints.take_notes()[-1]
 
 
 def test_copy_without_marker_is_resumed_from_once_it_is_marked(state: ToyState, tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_restore_of_a_later_layout_is_refused(program: Program, state: ToyState,
 
 def test_restore_of_damaged_files_says_which_checkpoint(program: Program, state: ToyState, tmp_path: Path) -> None:
     save_all(open_checkpoints(tmp_path), state, 1)
-    (tmp_path / "1" / "manifest.ocdbt").write_bytes(b"")
+    (tmp_path / "1" / "_METADATA").write_bytes(b"")
 
     with pytest.raises(CheckpointError, match=f"{tmp_path}/1 can't be read"):
         open_checkpoints(tmp_path).restore(1, program.abstract_state)
@@ -315,7 +315,7 @@ def test_restore_after_the_data_changed_goes_on_with_a_note(program: Program, st
 
     checkpoints.restore(1, program.abstract_state)
 
-    assert [note.split(":")[0] for note in checkpoints.notes] == [
+    assert [note.split(":")[0] for note in checkpoints.take_notes()] == [
         "compute dtype was bfloat16, now float32",
         "the training data changed since the checkpoint was written",
     ]

@@ -54,7 +54,7 @@ class Saved:
 class Checkpoints:
     """The checkpoints of one run directory. Every host holds one and calls the same methods in the same order.
 
-    At most one save is under way at a time. ``notes`` collects what a user should hear about.
+    At most one save is under way at a time.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Checkpoints:
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     ) -> None:
         self.directory = epath.Path(directory)
-        self.notes: list[str] = []
+        self._notes: list[str] = []
         self._provenance = provenance
         self._keep = keep
         self._keep_best = keep_best
@@ -111,7 +111,7 @@ class Checkpoints:
             for item in found
             if item.condition is not steps_on_disk.Condition.COMPLETE and (latest is None or item.step > latest)
         ]
-        self.notes += passed_over
+        self._notes += passed_over
         if latest is None and rule == "must":
             raise CheckpointError(
                 "; ".join([f"no complete checkpoint in {self.directory}", *passed_over]),
@@ -184,9 +184,14 @@ class Checkpoints:
             stored = self._checkpointer().restore(path, item=wanted, restore_args=_restore_args(wanted))
         except STORAGE_ERRORS as error:
             raise failed(f"{path} can't be read", error) from error
-        self.notes += changes(written, self._provenance, devices=jax.device_count())
+        self._notes += changes(written, self._provenance, devices=jax.device_count())
         self._last_step = step
         return with_leaves(abstract_state, {name: original_form(stored[name], leaf) for name, leaf in leaves.items()})
+
+    def take_notes(self) -> list[str]:
+        """What a user should hear about since the last call: steps passed over, directories moved, changed data."""
+        notes, self._notes = self._notes, []
+        return notes
 
     def close(self) -> None:
         """Finish what is under way and let go.
@@ -227,7 +232,7 @@ class Checkpoints:
             if not self._has_saved:
                 steps_on_disk.remove_leftovers(self.directory)
             moved = steps_on_disk.clear_way(self.directory, step)
-            self.notes += [moved] if moved else []
+            self._notes += [moved] if moved else []
 
     def _finish(self, saved: Saved) -> None:
         """Wait for a save, then delete what is no longer to be kept. Runs in a thread of its own."""
