@@ -1,18 +1,18 @@
-"""One HTTP connection to a Ray dashboard: address, token, and every failure as one line.
+"""The HTTP session to a Ray cluster's dashboard: base URL, token, timeouts, and errors of one line.
 
-Lies below ``submit`` and ``cluster``, which both talk to the same dashboard. Knows HTTP and Ray's rules for the
-token; knows nothing of jobs or nodes. Imports no ray: its client alone costs two seconds of CPU.
+Knows Ray's rules for finding the token and nothing of jobs or slices; ``submit`` and ``cluster`` both stand on it.
+Imports no ray: the whole control side talks plain HTTP, since Ray's own client costs two seconds of CPU to import.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import SplitResult, urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlsplit
 
 import httpx
 
@@ -21,110 +21,113 @@ from tpuctl.errors import ClusterError, UsageError
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
-DEFAULT_PORT = 8265
+DASHBOARD_PORT = 8265
+TIMEOUT_SECONDS = 8.0
+TokenSource = Callable[[], str | None]
 
-_TOKEN_HINT = "set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token, or put it into ~/.ray/auth_token"
-_DASHBOARD_HINT = f"give the dashboard's address, such as http://head:{DEFAULT_PORT}"
+_LOOPBACK_HOSTS = {"localhost", "127.0.0.1", "::1"}
+_TOKEN_HINT = (
+    "Ray reads its token from RAY_AUTH_TOKEN, from the file named by RAY_AUTH_TOKEN_PATH, or from ~/.ray/auth_token; "
+    "set one of them to the cluster's token."
+)
 
 
 class UnreachableError(ClusterError):
-    """No answer: refused, timed out, cut off. It may pass."""
+    """Nothing answers at the address, or not in time. Worth another try."""
 
 
-class NotLoggedInError(ClusterError):
-    """The dashboard wants a token, or another one (HTTP 401 or 403)."""
+class AuthError(ClusterError):
+    """The cluster answers 401 or 403: no token, a wrong one, or one that expired."""
 
 
-class NotADashboardError(ClusterError):
-    """Something answers there, but not a Ray dashboard."""
+class ResponseError(ClusterError):
+    """Ray answered with an HTTP error; ``status`` and ``body`` are what it sent."""
 
-
-class RefusedError(ClusterError):
-    """The dashboard answered with an error. ``status`` is HTTP's, ``text`` what it said."""
-
-    def __init__(self, message: str, *, status: int, text: str, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
+    def __init__(self, message: str, *, status: int, body: str) -> None:
+        super().__init__(message)
         self.status = status
-        self.text = text
+        self.body = body
 
 
 class Connection:
-    """An open connection to the dashboard at ``address`` (``http://host:port``). Close it, or use it in a ``with``."""
+    """One HTTP session. Close it, or use it as a context manager."""
 
     def __init__(
         self,
         address: str,
+        token: str | TokenSource | None = None,
         *,
-        token: str | None = None,
-        timeout_seconds: float = 30.0,
+        headers: Mapping[str, str] | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self.address = address
-        self.token = token
+        self.address = parse_address(address)
+        self._token_source: TokenSource = token if callable(token) else lambda: token
+        self._token = self._token_source()
+        self._extra_headers = dict(headers or {})
         self._timeout_seconds = timeout_seconds
-        # A proxy named in the environment can't reach this machine's own loopback.
-        self._loopback = _is_loopback(urlsplit(address).hostname or "")
+        self._loopback = urlsplit(self.address).hostname in _LOOPBACK_HOSTS
+        # A proxy from the environment can't reach this machine's loopback, whatever NO_PROXY says.
         self._client = httpx.Client(
-            base_url=address,
-            headers=self.headers,
+            base_url=self.address,
             timeout=timeout_seconds,
-            trust_env=not self._loopback,
             transport=transport,
+            trust_env=not self._loopback,
         )
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that carry the token; the websocket handshake needs them too."""
-        return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+        """The headers of every request, for a websocket to the same cluster too."""
+        token = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
+        return {**token, **self._extra_headers}
 
-    def get(self, path: str, **params: str | int) -> httpx.Response:
-        """GET ``path``; raises a ``ClusterError`` for any answer but a success."""
-        return self._request("GET", path, params=params or None)
+    def websocket_url(self, path: str) -> str:
+        """``path`` on this cluster as a ``ws://`` or ``wss://`` URL."""
+        return "ws" + self.address.removeprefix("http") + path
 
-    def get_json(self, path: str, **params: str | int) -> Any:
-        """GET ``path`` and read its JSON. Bytes that aren't UTF-8 are replaced, not fatal: logs come this way."""
-        response = self.get(path, **params)
-        try:
-            return json.loads(response.content.decode("utf-8", errors="replace"))
-        except ValueError as error:
-            raise self._not_a_dashboard() from error
-
-    def ray_version(self) -> str:
-        """The version of Ray there; the cheapest way to learn that it is a dashboard which lets us in."""
-        try:
-            answer = self.get_json("/api/version")
-        except RefusedError as error:
-            raise self._not_a_dashboard() from error
-        if not isinstance(answer, dict) or "ray_version" not in answer:
-            raise self._not_a_dashboard()
-        return str(answer["ray_version"])
-
-    def post(self, path: str, document: Any = None) -> httpx.Response:
-        """POST a JSON document."""
-        return self._request("POST", path, json=document)
-
-    def put(self, path: str, content: bytes, *, timeout_seconds: float | None = None) -> httpx.Response:
-        """PUT raw bytes; ``timeout_seconds`` bounds each wait for the peer, not the whole transfer."""
-        return self._request("PUT", path, content=content, timeout=timeout_seconds or self._timeout_seconds)
-
-    def delete(self, path: str) -> httpx.Response:
-        """DELETE ``path``."""
-        return self._request("DELETE", path)
-
-    def websocket(self, path: str) -> ClientConnection:
-        """An open websocket to ``path``, for text frames of any size.
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        """``GET path``; ``options`` are httpx's (``params``, ``timeout``).
 
         Raises:
-            ClusterError: as for the HTTP verbs.
+            UnreachableError: no answer in time.
+            AuthError: 401 or 403, with the token as it now stands in its source.
+            ResponseError: any other HTTP error.
+            ClusterError: a redirect, as a login page sends.
         """
-        # Only following logs needs it, and it costs what a third of our start-up does.
-        from websockets.exceptions import InvalidHandshake, InvalidStatus
-        from websockets.sync.client import connect as open_websocket
+        return self._request("GET", path, options)
 
-        url = self.address.replace("http", "ws", 1) + path
+    def post(self, path: str, **options: Any) -> httpx.Response:
+        """``POST path``; options and errors as ``get``, with ``json`` or ``content`` for the body."""
+        return self._request("POST", path, options)
+
+    def put(self, path: str, **options: Any) -> httpx.Response:
+        """``PUT path``; options and errors as ``post``."""
+        return self._request("PUT", path, options)
+
+    def delete(self, path: str, **options: Any) -> httpx.Response:
+        """``DELETE path``; options and errors as ``get``."""
+        return self._request("DELETE", path, options)
+
+    def get_json(self, path: str, **options: Any) -> Any:
+        """The JSON that ``GET path`` answers; a page of anything else is no Ray dashboard's.
+
+        Bytes that are not UTF-8 are replaced: a job's log travels as JSON, and what a job prints is not ours to judge.
+        """
+        response = self.get(path, **options)
         try:
-            return open_websocket(
-                url,
+            return json.loads(response.content.decode("utf-8", errors="replace"))
+        except ValueError:
+            raise self._not_ray("it answers with something that is not JSON") from None
+
+    def open_websocket(self, path: str) -> ClientConnection:
+        """An open websocket to ``path`` that takes messages of any size; errors as ``get``."""
+        # Only following a log needs it, and importing it costs as much as starting up.
+        from websockets.exceptions import InvalidHandshake, InvalidStatus
+        from websockets.sync.client import connect as open_socket
+
+        try:
+            return open_socket(
+                self.websocket_url(path),
                 additional_headers=self.headers,
                 open_timeout=self._timeout_seconds,
                 close_timeout=1,
@@ -132,139 +135,165 @@ class Connection:
                 proxy=None if self._loopback else True,
             )
         except InvalidStatus as error:
-            body = bytes(error.response.body or b"").decode("utf-8", errors="replace")
-            raise self._refusal(error.response.status_code, body, path) from error
-        except (OSError, InvalidHandshake) as error:
-            raise self._unreachable(error) from error
+            answer = error.response
+            request = httpx.Request("GET", self.address + path)
+            raise self._error(
+                httpx.Response(answer.status_code, content=bytes(answer.body or b""), request=request)
+            ) from None
+        except TimeoutError:
+            raise UnreachableError(f"no answer from {self.address} in time") from None
+        except (OSError, InvalidHandshake, EOFError) as error:
+            raise UnreachableError(f"cannot connect to {self.address}: {error or type(error).__name__}") from None
+
+    def ray_version(self) -> str:
+        """Ray's version there: the cheapest proof that it is a dashboard and lets us in."""
+        try:
+            answer = self.get_json("/api/version")
+        except ResponseError as error:
+            raise self._not_ray(f"it answers HTTP {error.status}") from None
+        if not isinstance(answer, dict) or "ray_version" not in answer:
+            raise self._not_ray("it tells no version of Ray")
+        return str(answer["ray_version"])
 
     def close(self) -> None:
-        """Let the sockets go."""
+        """Close the session's sockets."""
         self._client.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
 
-    def _request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
-        try:
-            response = self._client.request(method, path, **arguments)
-        except (httpx.RemoteProtocolError, httpx.DecodingError) as error:
-            raise self._garbled(error) from error
-        except httpx.TransportError as error:
-            raise self._unreachable(error) from error
-        if response.is_success:
-            return response
-        raise self._refusal(response.status_code, response.text, path)
+    def _request(self, method: str, path: str, options: Mapping[str, Any]) -> httpx.Response:
+        response = self._send(method, path, options)
+        if response.status_code in (401, 403) and self._refresh_token():
+            response = self._send(method, path, options)
+        if not response.is_success:
+            raise self._error(response)
+        return response
 
-    def _refusal(self, status: int, text: str, path: str) -> ClusterError:
-        if status in (401, 403):
-            said = "wants a token" if self.token is None else "does not accept our token"
-            return NotLoggedInError(f"the Ray cluster at {self.address} {said} (HTTP {status})", hint=_TOKEN_HINT)
-        if 300 <= status < 400:
-            return self._not_a_dashboard()
-        said = last_line(text) or "no text"
-        return RefusedError(
-            f"the Ray cluster at {self.address} answers HTTP {status}: {said}", status=status, text=text
+    def _send(self, method: str, path: str, options: Mapping[str, Any]) -> httpx.Response:
+        try:
+            return self._client.request(method, path, headers=self.headers, **options)
+        except httpx.TimeoutException:
+            raise UnreachableError(
+                f"no answer from {self.address} in time", hint="Check the address, the VPN and the port-forward."
+            ) from None
+        except httpx.ConnectError as error:
+            raise UnreachableError(
+                f"cannot connect to {self.address}: {error}", hint="Is the cluster up and the port-forward running?"
+            ) from None
+        except httpx.HTTPError as error:
+            raise UnreachableError(f"the connection to {self.address} broke: {error or type(error).__name__}") from None
+
+    def _refresh_token(self) -> bool:
+        before, self._token = self._token, self._token_source()
+        return self._token != before
+
+    def _error(self, response: httpx.Response) -> ClusterError:
+        if response.status_code in (401, 403):
+            return self._refused(response)
+        if response.is_error:
+            return _response_error(response)
+        return self._not_ray(f"it redirects to {response.headers.get('location', '?')}")
+
+    def _refused(self, response: httpx.Response) -> AuthError:
+        what = "wants a token" if self._token is None else "refuses our token"
+        return AuthError(f"{self.address} {what} (HTTP {response.status_code})", hint=_TOKEN_HINT)
+
+    def _not_ray(self, why: str) -> ClusterError:
+        return ClusterError(
+            f"{self.address} is not a Ray dashboard: {why}",
+            hint=f"The address is that of the dashboard, by default http://HEAD:{DASHBOARD_PORT}.",
         )
 
-    def _garbled(self, error: httpx.TransportError | httpx.DecodingError) -> ClusterError:
-        # A server that dies mid-answer looks so; one that speaks another protocol does too, but says something.
-        if "disconnected" in str(error) or "closed" in str(error):
-            return self._unreachable(error)
-        return self._not_a_dashboard()
 
-    def _unreachable(self, error: Exception) -> UnreachableError:
-        reason = _reason(error)
-        return UnreachableError(f"no Ray cluster answers at {self.address}: {reason}", hint=_DASHBOARD_HINT)
+def connect(address: str, environ: Mapping[str, str] = os.environ) -> Connection:
+    """The session to ``address``, with token and headers found by Ray's own rules.
 
-    def _not_a_dashboard(self) -> NotADashboardError:
-        return NotADashboardError(f"what answers at {self.address} is not a Ray dashboard", hint=_DASHBOARD_HINT)
-
-
-def connect(address: str, environ: Mapping[str, str], *, timeout_seconds: float = 30.0) -> Connection:
-    """A connection to the dashboard a user named, with the token that Ray's own rules would find.
-
-    Nothing is sent yet; a wrong address shows at the first request.
+    Sends nothing yet. ``RAY_JOB_HEADERS`` (a JSON object) is honoured as the ``ray job`` command does.
 
     Raises:
-        UsageError: the address is of another kind (``ray://``) or no address.
-        ClusterError: RAY_AUTH_TOKEN_PATH names a file that can't be read.
+        UsageError: an address that can't be a dashboard's, or ``RAY_JOB_HEADERS`` that is no JSON object.
+        ClusterError: ``RAY_AUTH_TOKEN_PATH`` names a file that can't be read.
     """
-    return Connection(parse_address(address), token=find_token(environ), timeout_seconds=timeout_seconds)
-
-
-def parse_address(text: str) -> str:
-    """The base URL, without a trailing slash, for ``http://h:p``, ``https://h``, ``h:p`` or ``h``."""
-    text = text.strip()
-    if text.startswith("ray://"):
-        raise UsageError(f"{text} is a Ray Client address; tpuctl speaks to the Jobs API", hint=_DASHBOARD_HINT)
-    parts = _split(text if "://" in text else f"http://{text}", text)
-    if parts.scheme not in ("http", "https"):
-        raise UsageError(f"cluster address {text!r}: expected http:// or https://", hint=_DASHBOARD_HINT)
-    netloc = parts.netloc
-    if parts.port is None and parts.scheme == "http":
-        netloc = f"{netloc.rstrip(':')}:{DEFAULT_PORT}"
-    # What follows "#" or "?" comes from a browser's address line and means nothing to the API.
-    return urlunsplit((parts.scheme, netloc, parts.path.rstrip("/"), "", ""))
+    return Connection(address, lambda: find_token(environ), headers=_job_headers(environ))
 
 
 def find_token(environ: Mapping[str, str]) -> str | None:
-    """The token by Ray's rules: RAY_AUTH_TOKEN, then the file RAY_AUTH_TOKEN_PATH, then ~/.ray/auth_token.
-
-    RAY_AUTH_MODE=disabled means none. A token that the cluster doesn't ask for does no harm.
-    """
+    """The token by Ray's rules: ``RAY_AUTH_TOKEN``, ``RAY_AUTH_TOKEN_PATH``, ``~/.ray/auth_token``, else none."""
     if environ.get("RAY_AUTH_MODE", "").lower() == "disabled":
         return None
     if token := environ.get("RAY_AUTH_TOKEN", "").strip():
         return token
-    if named := environ.get("RAY_AUTH_TOKEN_PATH"):
-        return _read_token(Path(named))
-    home = Path(environ["HOME"]) if "HOME" in environ else Path.home()
-    default = home / ".ray" / "auth_token"
-    return _read_token(default) if default.is_file() else None
+    if path := environ.get("RAY_AUTH_TOKEN_PATH"):
+        return _token_in(Path(path).expanduser())
+    default = Path(environ.get("HOME") or Path.home()) / ".ray" / "auth_token"
+    return default.read_text().strip() or None if default.is_file() else None
 
 
-def last_line(text: str) -> str:
-    """The last line that says something: of a traceback, the exception."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+def parse_address(address: str) -> str:
+    """The dashboard's URL: ``host``, ``host:port`` or ``http(s)://…``, without a trailing slash.
+
+    Raises:
+        UsageError: another scheme (``ray://``), ``auto``, or no host.
+    """
+    text = address.strip()
+    url = urlsplit(text if "://" in text else f"http://{text}")
+    if url.scheme not in ("http", "https"):
+        raise UsageError(
+            f"cluster address {address!r}: tpuctl speaks HTTP, not {url.scheme}://", hint=_address_hint(url)
+        )
+    if not url.hostname or url.hostname == "auto" or not _port_fits(url):
+        raise UsageError(f"cluster address {address!r} has no host or no valid port", hint=_address_hint(url))
+    if "://" not in text and url.port is None:
+        return f"http://{url.netloc}:{DASHBOARD_PORT}{url.path}".rstrip("/")
+    # What stands after "#" comes from a browser's address line and is nothing to the API.
+    return f"{url.scheme}://{url.netloc}{url.path}".rstrip("/")
 
 
-def _split(url: str, text: str) -> SplitResult:
+def _address_hint(url: SplitResult) -> str:
+    host = url.hostname if url.hostname not in (None, "", "auto") else "HEAD"
+    return f"Give the dashboard's address: http://{host}:{DASHBOARD_PORT}."
+
+
+def _port_fits(url: SplitResult) -> bool:
     try:
-        parts = urlsplit(url)
-        # Reading the port is what checks it.
-        if not parts.hostname or parts.port == 0:
-            raise ValueError
+        return url.port is None or url.port > 0
     except ValueError:
-        raise UsageError(f"cluster address {text!r}: expected host:port", hint=_DASHBOARD_HINT) from None
-    return parts
+        return False
 
 
-def _read_token(path: Path) -> str:
+def _token_in(path: Path) -> str:
     try:
-        token = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise NotLoggedInError(f"can't read the token in {path}: {_reason(error)}", hint=_TOKEN_HINT) from error
+        token = path.read_text().strip()
+    except OSError as error:
+        raise ClusterError(f"RAY_AUTH_TOKEN_PATH: cannot read {path}: {error.strerror}") from None
     if not token:
-        raise NotLoggedInError(f"the token file {path} is empty", hint=_TOKEN_HINT)
+        raise ClusterError(f"RAY_AUTH_TOKEN_PATH: {path} is empty")
     return token
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, httpx.TimeoutException | TimeoutError):
-        return "no answer in time"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__
-
-
-def _is_loopback(host: str) -> bool:
+def _job_headers(environ: Mapping[str, str]) -> dict[str, str]:
+    text = environ.get("RAY_JOB_HEADERS")
+    if not text:
+        return {}
     try:
-        return ipaddress.ip_address(host).is_loopback
+        headers = json.loads(text)
     except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
+        headers = None
+    if not isinstance(headers, dict):
+        raise UsageError(f"RAY_JOB_HEADERS is no JSON object: {text!r}")
+    return {str(name): str(value) for name, value in headers.items()}
+
+
+def _response_error(response: httpx.Response) -> ResponseError:
+    body = response.text.strip()
+    lines = body.splitlines()
+    # Ray sends a traceback as the body of a 500; its last line is the reason.
+    reason = lines[-1].strip() if lines else response.reason_phrase
+    message = f"{response.request.method} {response.request.url.path}: HTTP {response.status_code}: {reason[:500]}"
+    return ResponseError(message, status=response.status_code, body=body)

@@ -5,7 +5,8 @@ appended to the run record. Every event has ``event`` (its name) and ``at`` (Uni
 tpuctl, so both sides may use it.
 
 Names and fields:
-    phase       phase ("driver" | "reserved" | "joined" | "data" | "restored" | "compiled" | "training"), seconds, detail
+    phase       phase ("driver" | "reserved" | "joined" | "data" | "restored" | "compiled" | "training"), seconds,
+                detail
     host        host, hosts, pid, ip, devices, platform, simulated
     step        step, steps, epoch, loss, tokens, tokens_per_second, step_seconds, data_stall, learning_rate,
                 grad_norm, eta_seconds
