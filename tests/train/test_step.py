@@ -7,12 +7,12 @@ import jax
 import numpy as np
 import pytest
 
-from tests.fakes.tiny_training import OPTIM, SPEC, make_batch, make_plan
-from tpuctl.mesh import MeshError, create_mesh
+from tests.fakes.tiny_training import SPEC, make_batch, make_plan
+from tpuctl.mesh import create_mesh
 from tpuctl.nn.params import bind
 from tpuctl.train.batch import HostBatch
-from tpuctl.train.step import make_eval_step, make_global_batch, make_train_step
 from tpuctl.train.state import init_state
+from tpuctl.train.step import make_global_batch, make_train_step
 
 MESHES = [
     {"fsdp": 8},

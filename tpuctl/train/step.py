@@ -25,7 +25,6 @@ from tpuctl.train.gradient import GlobalBatch, LossProgram, gradients, loss_prog
 from tpuctl.train.optim import adamw, clip_factor, learning_rate_schedule
 from tpuctl.train.state import CURSOR_WORDS, TrainState, param_shardings, state_shardings
 
-
 type Metrics = dict[str, Array]
 """Scalars, the same on every host. Of a training step:
 
