@@ -56,7 +56,7 @@ def make_mesh(devices: list[Any] | None = None) -> jax.sharding.Mesh:
 
 
 @functools.cache
-def toy_program(mesh: jax.sharding.Mesh, toy: Toy = Toy()) -> Program:  # noqa: B008 - frozen
+def toy_program(mesh: jax.sharding.Mesh, toy: Toy = Toy()) -> Program:
     optimizer = optax.adamw(optax.warmup_cosine_decay_schedule(0.0, 0.05, 5, 40), weight_decay=0.01)
 
     def init() -> ToyState:
