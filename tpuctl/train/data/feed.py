@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
-from typing import Literal
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Literal, Protocol, Self
 
 import numpy as np
 from jaxtyping import Int32
@@ -13,12 +14,60 @@ from jaxtyping import Int32
 from tpuctl.errors import DataError
 from tpuctl.plan.schema import RaggedRule
 from tpuctl.train.batch import HostBatch
-from tpuctl.train.data.prefetch import prefetched
-from tpuctl.train.data.stream import Piece, Stream, read_stream, start_cursor
+from tpuctl.train.data.packing import concatenate
+from tpuctl.train.data.prefetch import Prefetched
+from tpuctl.train.data.replay import Replay
+from tpuctl.train.data.stream import Piece, Stream, read_stream
 
 _log = logging.getLogger(__name__)
 
 RaggedDecision = Literal["train", "stop"]
+
+
+class Reader(Protocol):
+    """Steps of some lanes, one after the other."""
+
+    def __next__(self) -> Piece:
+        """The next step."""
+        ...
+
+    def close(self) -> None:
+        """End the reader."""
+        ...
+
+
+class Batches:
+    """The batches whose rows come, in this order, from several readers side by side.
+
+    Rows without text are told when they are first met and each time their number has doubled. ``close`` ends the
+    readers, as an error does.
+    """
+
+    def __init__(self, readers: Sequence[Reader], *, uri: str) -> None:
+        self._readers = readers
+        self._uri = uri
+        self._told = 0
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> HostBatch:
+        with ExitStack() as on_error:
+            on_error.callback(self.close)
+            pieces = [next(reader) for reader in self._readers]
+            on_error.pop_all()
+        self._tell(sum(piece.skipped_rows for piece in pieces))
+        return concatenate([piece.batch for piece in pieces])
+
+    def close(self) -> None:
+        """End the readers; may be called twice."""
+        for reader in self._readers:
+            reader.close()
+
+    def _tell(self, skipped_rows: int) -> None:
+        if skipped_rows >= max(1, 2 * self._told):
+            self._told = skipped_rows
+            _log.warning("%s: %d rows without text skipped so far on this host", self._uri, skipped_rows)
 
 
 class LocalFeed:
@@ -30,43 +79,29 @@ class LocalFeed:
 
     def __init__(self, train: Stream, *, held_out: Stream | None, rows: Sequence[int], prefetch: int = 2) -> None:
         self._train = train
-        self._held_out = held_out
         self._rows = tuple(rows)
         self._prefetch = prefetch
+        self._held_out = None if held_out is None else Replay(partial(self._read, held_out), rows=len(self._rows))
 
-    def train(self, cursor: Int32[np.ndarray, "rows 4"]) -> Iterator[HostBatch]:
-        """This host's rows from ``cursor`` on; see ``BatchFeed``."""
+    def train(self, cursor: Int32[np.ndarray, "rows 4"]) -> Batches:
+        """This host's rows from ``cursor`` on; see ``BatchFeed``. Reading begins at once, before the first is asked."""
         return self._read(self._train, cursor)
 
-    def evaluate(self) -> Iterator[HostBatch]:
+    def evaluate(self) -> Generator[HostBatch]:
         """This host's rows of the held-out text; see ``BatchFeed``."""
-        return self._read(require_held_out(self._held_out), start_cursor(len(self._rows)))
+        if self._held_out is None:
+            raise no_held_out()
+        return self._held_out.batches()
 
-    def _read(self, stream: Stream, cursor: Int32[np.ndarray, "rows 4"]) -> Iterator[HostBatch]:
-        batches = batches_of(read_stream(stream, lanes=self._rows, cursor=cursor), uri=stream.corpus.uri)
-        return prefetched(batches, depth=self._prefetch) if self._prefetch else batches
-
-
-def batches_of(pieces: Generator[Piece], *, uri: str) -> Generator[HostBatch]:
-    """The batches of the pieces; rows without text are told when first met and each time their number has doubled."""
-    told = 0
-    with closing(pieces):
-        for piece in pieces:
-            if piece.skipped_rows >= max(1, 2 * told):
-                told = piece.skipped_rows
-                _log.warning("%s: %d rows without text skipped so far on this host", uri, told)
-            yield piece.batch
+    def _read(self, stream: Stream, cursor: Int32[np.ndarray, "rows 4"]) -> Batches:
+        pieces = read_stream(stream, lanes=self._rows, cursor=cursor)
+        reader: Reader = Prefetched(pieces, depth=self._prefetch) if self._prefetch else pieces
+        return Batches([reader], uri=stream.corpus.uri)
 
 
-def require_held_out(stream: Stream | None) -> Stream:
-    """The held-out stream.
-
-    Raises:
-        DataError: the recipe names none.
-    """
-    if stream is None:
-        raise DataError("there is no held-out text to evaluate on", hint="set data.eval_uri")
-    return stream
+def no_held_out() -> DataError:
+    """The error of a feed that is asked to evaluate although the recipe names no held-out text."""
+    return DataError("there is no held-out text to evaluate on", hint="set data.eval_uri")
 
 
 def valid_rows(batch: HostBatch) -> int:

@@ -88,11 +88,13 @@ def empty_batch(rows: int, *, sequence_length: int) -> HostBatch:
     )
 
 
-def concatenate(batches: list[HostBatch], *, order: np.ndarray | None = None) -> HostBatch:
-    """The rows of several batches one below the other, then in ``order``."""
-    if len(batches) == 1 and order is None:
+def start_cursor(rows: int) -> Int32[np.ndarray, "rows 4"]:
+    """The cursor of ``rows`` lanes that have read nothing."""
+    return np.zeros((rows, CURSOR_FIELDS), np.int32)
+
+
+def concatenate(batches: list[HostBatch]) -> HostBatch:
+    """The rows of several batches one below the other."""
+    if len(batches) == 1:
         return batches[0]
-    columns = {name: np.concatenate([getattr(batch, name) for batch in batches]) for name in HostBatch.__slots__}
-    if order is not None:
-        columns = {name: column[order] for name, column in columns.items()}
-    return HostBatch(**columns)
+    return HostBatch(**{name: np.concatenate([getattr(b, name) for b in batches]) for name in HostBatch.__slots__})

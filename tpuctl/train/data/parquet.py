@@ -67,7 +67,7 @@ def read_group(path: str, group: int, *, column: str) -> Iterator[pa.Array]:
 
 def _open(path: str) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(path, buffer_size=_READ_BUFFER_BYTES, pre_buffer=False)
+        return pq.ParquetFile(path, buffer_size=_READ_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise DataError(
             f"{path} can't be read as parquet: {error}",

@@ -17,7 +17,7 @@ from tpuctl.train.data.corpus import Corpus
 from tpuctl.train.data.groups import GroupBudget, GroupCache
 from tpuctl.train.data.lanes import Lane, LaneSource
 from tpuctl.train.data.order import ChunkOrder
-from tpuctl.train.data.packing import CURSOR_FIELDS, empty_batch
+from tpuctl.train.data.packing import empty_batch
 
 _log = logging.getLogger(__name__)
 
@@ -97,11 +97,6 @@ def prepare_tokenizer(ref: TokenizerRef, *, corpus: Corpus) -> None:
 
 # A few MiB settle the merges of a small vocabulary; more text only costs start-up time.
 BPE_SAMPLE_BYTES = 16 << 20
-
-
-def start_cursor(rows: int) -> Int32[np.ndarray, "rows 4"]:
-    """The cursor of ``rows`` lanes that have read nothing."""
-    return np.zeros((rows, CURSOR_FIELDS), np.int32)
 
 
 def read_stream(
