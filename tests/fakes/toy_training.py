@@ -6,6 +6,7 @@ precision, a typed PRNG key that decides dropout, and a data cursor sharded over
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -54,8 +55,8 @@ def make_mesh(devices: list[Any] | None = None) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(np.array(devices or jax.devices()), ("data",))
 
 
-def toy_program(mesh: jax.sharding.Mesh, toy: Toy | None = None) -> Program:
-    toy = toy or Toy()
+@functools.cache
+def toy_program(mesh: jax.sharding.Mesh, toy: Toy = Toy()) -> Program:
     optimizer = optax.adamw(optax.warmup_cosine_decay_schedule(0.0, 0.05, 5, 40), weight_decay=0.01)
 
     def init() -> ToyState:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Int32
 
@@ -105,3 +106,21 @@ class GlobalBatches:
     def _is_end(self, valid: int) -> bool:
         rows, rule = self._plan.train.global_batch, self._plan.data.ragged
         return ragged_decision(valid, global_batch=rows, rule=rule) == "stop"
+
+
+def local_rows(array: jax.Array) -> np.ndarray:
+    """This host's rows of an array that is split over its first axis, in order and each once."""
+    shards = {_bounds(shard.index, array.shape): shard.data for shard in array.addressable_shards}
+    return np.concatenate([np.asarray(shards[bounds]) for bounds in sorted(shards)])
+
+
+def first_cursor(abstract: jax.ShapeDtypeStruct) -> np.ndarray:
+    """The cursor of this host's lanes at the start of the data, for the whole cursor's shape and sharding."""
+    slices = abstract.sharding.addressable_devices_indices_map(abstract.shape).values()
+    rows = sum(stop - start for start, stop in {_bounds(index, abstract.shape) for index in slices})
+    return np.zeros((rows, *abstract.shape[1:]), abstract.dtype)
+
+
+def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[int, int]:
+    start, stop, _ = index[0].indices(shape[0])
+    return start, stop

@@ -14,6 +14,7 @@ class Cadence:
     log_every: int
     eval_every: int
     save_every: int
+    has_held_out: bool
 
     @classmethod
     def of(cls, plan: Plan) -> Cadence:
@@ -23,6 +24,7 @@ class Cadence:
             log_every=plan.train.log_every,
             eval_every=plan.train.eval_every if has_held_out else 0,
             save_every=plan.checkpoint.every,
+            has_held_out=has_held_out,
         )
 
     def logs(self, step: int) -> bool:
