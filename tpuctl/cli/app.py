@@ -9,6 +9,11 @@ from typing import NoReturn
 import typer
 
 from tpuctl.cli import console
+from tpuctl.cli.check import check
+from tpuctl.cli.init import init
+from tpuctl.cli.plan import plan
+from tpuctl.cli.schema import schema
+from tpuctl.cli.slices import slices
 from tpuctl.errors import ExitCode, TpuctlError
 
 app = typer.Typer(
@@ -31,6 +36,10 @@ def version() -> None:
     from tpuctl import __version__
 
     console.out(__version__)
+
+
+for _verb in (plan, check, init, schema, slices):
+    app.command()(_verb)
 
 
 def main() -> NoReturn:
