@@ -9,11 +9,12 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from tpuctl.connection import Connection, ResponseError
-from tpuctl.errors import ClusterError, JobNotFoundError
+from tpuctl.errors import ClusterError, JobNotFoundError, UsageError
 from tpuctl.submit.jobs import (
     JobExistsError,
     JobInfo,
@@ -102,14 +103,20 @@ class RayJobs:
         try:
             self._connection.get(_package_path(uri))
         except ResponseError as error:
-            if error.status == 404:
+            if error.status == HTTPStatus.NOT_FOUND:
                 return False
             raise
         return True
 
     def upload_package(self, uri: str, content: bytes) -> None:
-        """Send a package."""
-        self._connection.put(_package_path(uri), content=content, timeout=_TRANSFER_TIMEOUT_SECONDS)
+        """Send a package; raises ``UsageError`` if a proxy before the cluster takes less than Ray does."""
+        try:
+            self._connection.put(_package_path(uri), content=content, timeout=_TRANSFER_TIMEOUT_SECONDS)
+        except ResponseError as error:
+            if error.status != HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                raise
+            size = len(content) / 1024**2
+            raise UsageError(f"{self.address} takes no package of {size:.1f} MiB (HTTP 413)") from error
 
 
 class _WebsocketStream:
@@ -138,7 +145,7 @@ def _job_may_be_missing(submission_id: str) -> Iterator[None]:
         yield
     except ResponseError as error:
         # A proxy's 404 while the head restarts looks almost the same; only Ray's own says this.
-        if error.status == 404 and "does not exist" in error.body:
+        if error.status == HTTPStatus.NOT_FOUND and "does not exist" in error.body:
             raise JobNotFoundError(f"no job {submission_id} on this cluster", hint="see `tpuctl jobs ls`") from error
         raise
 
