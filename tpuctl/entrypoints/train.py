@@ -14,10 +14,10 @@ from ray.train.v2.api.exceptions import TrainingFailedError
 
 from tpuctl import __version__
 from tpuctl.entrypoints.attempt import HeldRun, Identity
-from tpuctl.entrypoints.corpus import prepare
 from tpuctl.entrypoints.deadline import Deadline
 from tpuctl.entrypoints.emit import emit
 from tpuctl.entrypoints.failures import explain
+from tpuctl.entrypoints.prepare import prepare
 from tpuctl.entrypoints.stopping import forward_sigterm
 from tpuctl.entrypoints.train_host import HostConfig, HostResult, train_host
 from tpuctl.entrypoints.trainer import make_trainer

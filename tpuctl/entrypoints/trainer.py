@@ -73,7 +73,9 @@ class SliceTrainer(JaxTrainer):
     """
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Result:
-        policy = ReasonedFailurePolicy(self.run_config.failure_config)
+        failure_config = self.run_config.failure_config
+        assert isinstance(failure_config, FailureConfig), "make_trainer sets one"
+        policy = ReasonedFailurePolicy(failure_config)
         return super()._initialize_and_run_controller(**{**arguments, "failure_policy": policy})
 
     def _create_default_callbacks(self) -> list[RayTrainCallback]:
