@@ -10,10 +10,10 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ray.train import Result
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2.api.callback import RayTrainCallback
 from ray.train.v2.api.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+from ray.train.v2.api.result import Result
 from ray.train.v2.jax import JaxTrainer
 
 from tpuctl.entrypoints.failures import ReasonedFailurePolicy
@@ -32,7 +32,7 @@ _ENVIRONMENT = {
 
 
 def make_trainer(
-    plan: Plan, work: Callable[[dict[str, Any]], None], *, config: Mapping[str, Any], storage: str, simulated: bool
+    plan: Plan, work: Callable[[dict[str, Any]], Any], *, config: Mapping[str, Any], storage: str, simulated: bool
 ) -> SliceTrainer:
     """The trainer that runs ``work(config)`` on every host of the plan's slices, or raises within the plan's time."""
     os.environ.update(_ENVIRONMENT)
