@@ -13,7 +13,6 @@ from typing import Any
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2.api.callback import RayTrainCallback
 from ray.train.v2.api.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
-from ray.train.v2.api.result import Result
 from ray.train.v2.jax import JaxTrainer
 
 from tpuctl.entrypoints.failures import ReasonedFailurePolicy
@@ -72,7 +71,7 @@ class SliceTrainer(JaxTrainer):
     The cleaner frees the placement groups of a controller that died; ours end with the job, and the job with us.
     """
 
-    def _initialize_and_run_controller(self, **arguments: Any) -> Result:
+    def _initialize_and_run_controller(self, **arguments: Any) -> Any:
         failure_config = self.run_config.failure_config
         assert isinstance(failure_config, FailureConfig), "make_trainer sets one"
         policy = ReasonedFailurePolicy(failure_config)
