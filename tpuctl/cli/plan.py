@@ -59,7 +59,8 @@ def _slice(plan: Plan) -> str:
     slices = plan.slice
     several = slices.slices > 1
     count = f"{slices.slices} slices of " if several else ""
-    hosts = f"{slices.hosts} host{'s' * (slices.hosts > 1)} × {slices.chips_per_host} chips ({slices.machine})"
+    chips = f"{slices.chips_per_host} chip{'s' * (slices.chips_per_host > 1)}"
+    hosts = f"{slices.hosts} host{'s' * (slices.hosts > 1)} × {chips} ({slices.machine})"
     shape = f"{slices.generation} {slices.topology} ({slices.pod_type})"
     return f"{count}{shape}: {hosts}{' each' * several}, {slices.total_devices} devices"
 

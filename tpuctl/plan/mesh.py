@@ -35,8 +35,9 @@ def plan_mesh(recipe: Recipe, slices: SlicePlan, model: ModelSpec, *, findings: 
         return None
     for mesh in candidates:
         if not _misfits(recipe, mesh, model):
-            if mesh.tensor > 1 and not table.tensor:
-                findings.notes.append(f"mesh: tensor {mesh.tensor}, since the batch does not fill fsdp alone")
+            if mesh != candidates[0] and not table.tensor:
+                why = _misfits(recipe, candidates[0], model)[0].message
+                findings.notes.append(f"mesh.tensor = {mesh.tensor} was chosen: with a shorter one, {why}")
             return mesh
     for misfit in _misfits(recipe, candidates[0], model):
         findings.refuse(misfit.key, misfit.message, misfit.hint)

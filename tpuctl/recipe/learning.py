@@ -22,15 +22,26 @@ class ModelTable:
         minimum=2,
         maximum=4_194_304,
         absent="the preset's, else the tokenizer's rounded up to a multiple of 128",
+        example="32768",
     )
     hidden_size: int | None = setting(
-        None, doc="Width of the residual stream.", minimum=8, maximum=131_072, also=("d_model", "dim", "emb_dim")
+        None,
+        doc="Width of the residual stream.",
+        minimum=8,
+        maximum=131_072,
+        also=("d_model", "dim", "emb_dim"),
+        example="256",
     )
     num_layers: int | None = setting(
-        None, doc="Number of decoder layers.", minimum=1, maximum=1024, also=("num_hidden_layers", "n_layers", "depth")
+        None,
+        doc="Number of decoder layers.",
+        minimum=1,
+        maximum=1024,
+        also=("num_hidden_layers", "n_layers", "depth"),
+        example="6",
     )
     num_heads: int | None = setting(
-        None, doc="Query heads.", minimum=1, maximum=1024, also=("num_attention_heads", "n_heads")
+        None, doc="Query heads.", minimum=1, maximum=1024, also=("num_attention_heads", "n_heads"), example="4"
     )
     num_kv_heads: int | None = setting(
         None,
@@ -39,9 +50,10 @@ class ModelTable:
         maximum=1024,
         absent="num_heads",
         also=("num_key_value_heads", "n_kv_heads"),
+        example="2",
     )
     head_dim: int | None = setting(
-        None, doc="Width of one head; even.", minimum=2, maximum=1024, absent="hidden_size / num_heads"
+        None, doc="Width of one head; even.", minimum=2, maximum=1024, absent="hidden_size / num_heads", example="64"
     )
     mlp_size: int | None = setting(
         None,
@@ -49,11 +61,14 @@ class ModelTable:
         minimum=1,
         maximum=1_048_576,
         also=("intermediate_size", "ffn_dim", "mlp_dim", "d_ff"),
+        example="768",
     )
-    rope_theta: float | None = setting(None, doc="Base of the rotary embedding.", above=0, absent="10000")
-    norm_eps: float | None = setting(None, doc="Epsilon of RMSNorm.", above=0, below=1, absent="1e-5")
+    rope_theta: float | None = setting(
+        None, doc="Base of the rotary embedding.", above=0, absent="10000", example="10000.0"
+    )
+    norm_eps: float | None = setting(None, doc="Epsilon of RMSNorm.", above=0, below=1, absent="1e-5", example="1e-5")
     tied_embedding: bool | None = setting(
-        None, doc="Use the embedding as the output head.", absent="true", also=("tie_word_embeddings",)
+        None, doc="Use the embedding as the output head.", absent="true", also=("tie_word_embeddings",), example="true"
     )
     dropout: float = setting(0.0, doc="Dropout on each residual branch.", minimum=0, below=1)
 
@@ -72,6 +87,7 @@ class DataTable:
         doc="Held-out text, never trained on.",
         absent="no evaluation, except for builtin: text, which has its own",
         also=("eval_path", "validation", "val_uri", "valid_uri"),
+        example="data/held-out/*.parquet",
     )
     text_column: str = setting("text", doc="Column that holds the text.", also=("column", "text_field"))
     tokenizer: str = setting(
@@ -97,14 +113,15 @@ class TrainTable:
     """The training step and its cadence."""
 
     steps: int = setting(
-        doc="Optimizer steps.",
+        doc="Length of the run.",
+        unit="optimizer steps",
         minimum=1,
         maximum=LARGEST_INT,
         example="1000",
         also=("max_steps", "num_steps", "train_steps", "num_train_steps", "total_steps"),
     )
     global_batch: int = setting(
-        doc="Sequences per optimizer step, over all hosts.",
+        doc="Size of one optimizer step, over all hosts.",
         unit="sequences",
         minimum=1,
         maximum=16_777_216,
@@ -120,7 +137,7 @@ class TrainTable:
     )
     sequence_length: int = setting(
         1024,
-        doc="Tokens in a row.",
+        doc="Length of a row.",
         unit="tokens",
         minimum=8,
         maximum=4_194_304,
@@ -136,6 +153,7 @@ class TrainTable:
         "all but attention.",
         absent="the first of none, dots, attention, full that fits",
         also=("gradient_checkpointing", "remat_policy"),
+        example="full",
     )
     z_loss: float = setting(0.0, doc="Weight of the squared log-normaliser in the loss.", minimum=0, maximum=1)
     log_every: int = setting(
@@ -150,7 +168,7 @@ class TrainTable:
         also=("eval_steps", "eval_interval"),
     )
     eval_batches: int = setting(
-        16, doc="Global batches per evaluation.", unit="batches", minimum=1, maximum=LARGEST_INT
+        16, doc="Length of one evaluation.", unit="global batches", minimum=1, maximum=LARGEST_INT
     )
 
 
@@ -164,20 +182,22 @@ class OptimTable:
     )
     warmup_steps: int | None = setting(
         None,
-        doc="Steps of linear warm-up.",
+        doc="Length of the linear warm-up.",
         unit="steps",
         minimum=0,
         maximum=LARGEST_INT,
         absent="a tenth of train.steps, at most 1000",
         also=("warmup",),
+        example="100",
     )
     decay_steps: int | None = setting(
         None,
-        doc="Steps the decay lasts. It follows warm-up, except with wsd, where it ends with the last step.",
+        doc="Length of the decay. It follows warm-up, except with wsd, where it ends with the last step.",
         unit="steps",
         minimum=1,
         maximum=LARGEST_INT,
         absent="all steps after warm-up; with wsd a fifth of train.steps",
+        example="900",
     )
     final_ratio: float = setting(
         0.1, doc="Learning rate at the end of the decay, as part of the peak.", minimum=0, maximum=1, also=("min_lr",)
@@ -220,8 +240,8 @@ class ExpectTable:
     """Gates on the result. A run that ends well but misses one exits with code 4."""
 
     max_eval_loss: float | None = setting(
-        None, doc="Largest held-out loss.", unit="nats per token", above=0, maximum=1e6, absent="no gate"
+        None, doc="Largest held-out loss.", unit="nats per token", above=0, maximum=1e6, absent="no gate", example="3.5"
     )
     max_bits_per_byte: float | None = setting(
-        None, doc="Largest held-out bits per byte.", above=0, maximum=1e6, absent="no gate"
+        None, doc="Largest held-out bits per byte.", above=0, maximum=1e6, absent="no gate", example="2.0"
     )

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from tpuctl.recipe.settings import setting
 
-_SECONDS = "seconds, or a string such as '90s', '30m', '2h'"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunTable:
@@ -21,6 +19,7 @@ class RunTable:
         pattern_says="letters, digits, '.', '_' and '-', at most 63, beginning with a letter or digit",
         absent="the recipe's file name",
         also=("run_name", "job_name", "experiment"),
+        example="first-run",
     )
     directory: str | None = setting(
         None,
@@ -56,12 +55,13 @@ class SliceTable:
     )
     chips_per_host: int | None = setting(
         None,
-        doc="Chips of one host; only v5e and v6e 2x4 have a choice (8 or 4).",
+        doc="Size of one host; only v5e and v6e 2x4 have a choice (8 or 4).",
         unit="chips",
         minimum=1,
         maximum=8,
         absent="Ray's choice, which is said",
         also=("chips_per_vm", "num_chips_per_host"),
+        example="4",
     )
 
 
@@ -117,19 +117,18 @@ class JobTable:
     timeout: float | None = setting(
         None,
         doc="End the job after this long; such an end is not retried.",
-        unit=_SECONDS,
         above=0,
         maximum=31_536_000,
         duration=True,
         absent="no limit",
+        example="12h",
     )
     start_timeout: float = setting(
-        600.0, doc="Give up when the slice is not ours by then.", unit=_SECONDS, above=0, maximum=604_800, duration=True
+        600.0, doc="Give up when the slice is not ours by then.", above=0, maximum=604_800, duration=True
     )
     stop_grace: float = setting(
         60.0,
         doc="Time to save a checkpoint between being told to stop and being killed.",
-        unit=_SECONDS,
         minimum=0,
         maximum=3600,
         duration=True,

@@ -10,7 +10,7 @@ from typing import Any
 
 from tpuctl.modelspec import PRESETS, num_parameters
 from tpuctl.recipe.schema import Recipe
-from tpuctl.recipe.settings import Key, Table, range_text, tables_of
+from tpuctl.recipe.settings import Key, Table, tables_of
 from tpuctl.recipe.values import expected
 
 _INTRO = """\
@@ -71,9 +71,8 @@ def _section(table: Table) -> str:
 
 
 def _row(key: Key) -> str:
-    unit = f" In {key.rules.unit}." if key.rules.unit else ""
     takes = expected(key) if key.type != "str" or not key.rules.pattern else key.rules.pattern_says
-    cells = (f"`{key.name}`", takes, _default(key), f"{key.rules.doc}{unit}")
+    cells = (f"`{key.name}`", takes, _default(key), key.rules.doc)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -103,26 +102,23 @@ def _size(parameters: int) -> str:
 
 
 def _commented_key(key: Key, kind: str) -> str:
-    about = f"{key.rules.doc} {_allowed(key)}".strip()
+    absent = f" Left out: {key.rules.absent}." if key.rules.absent else ""
+    takes = f" Takes {expected(key)}." if key.type != "bool" and not key.rules.pattern else ""
+    about = f"{key.rules.doc}{takes}{absent}"
     comment = textwrap.fill(about, _WIDTH, initial_indent="# ", subsequent_indent="# ")
     if key.name == "kind":
         return f'{comment}\nkind = "{kind}"\n'
-    shown = key.rules.example or ("" if key.default is None else toml_value(key.default))
-    example = shown if key.type not in ("str", "choice") or shown.startswith('"') else f'"{shown}"'
-    is_set = key.required or key.path == "model.preset" or key.path == "slice.topology"
-    line = f"{key.name} = {example or '…'}"
+    is_set = key.required or key.path in ("model.preset", "slice.topology")
+    line = f"{key.name} = {_example(key)}"
     return f"{comment}\n{line if is_set else f'# {line}'}\n"
 
 
-def _allowed(key: Key) -> str:
-    bounds = range_text(key.rules)
-    sentences = (
-        f"In {key.rules.unit}." if key.rules.unit else "",
-        f"One of {', '.join(key.choices)}." if key.choices else "",
-        f"{bounds[:1].upper()}{bounds[1:]}." if bounds else "",
-        f"Left out: {key.rules.absent}." if key.rules.absent else "",
-    )
-    return " ".join(sentence for sentence in sentences if sentence)
+def _example(key: Key) -> str:
+    """The key's default, else its example, as TOML."""
+    if not key.required and key.default not in (None, ()):
+        return toml_value(key.default)
+    quoted = key.type in ("str", "choice", "duration")
+    return f'"{key.rules.example}"' if quoted else key.rules.example
 
 
 def _commented_map(key: Key) -> str:

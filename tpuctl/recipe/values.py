@@ -59,7 +59,7 @@ def expected(key: Key) -> str:
     """What a key wants, in words: ``"a whole number, at least 1"``."""
     if key.type == "choice":
         return f"one of {', '.join(repr(choice) for choice in key.choices)}"
-    words = _WORDS[key.type]
+    words = _WORDS[key.type] + (f" of {key.rules.unit}" if key.rules.unit else "")
     bounds = range_text(key.rules)
     return f"{words}, {bounds}" if bounds else words
 
@@ -218,7 +218,7 @@ _WORDS = {
     "float": "a number",
     "bool": "true or false",
     "str": "a string",
-    "duration": "a duration (seconds, or '30m')",
+    "duration": "a duration (seconds, or a string such as '90s', '30m', '2h')",
     "list": "a list of strings",
     "map": "a table of strings",
 }
