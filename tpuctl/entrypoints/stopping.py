@@ -22,10 +22,15 @@ def forward_sigterm(job: str) -> None:
     """From now on SIGTERM at this process asks the workers of ``job`` to save and end."""
 
     def forward(_signal: int, _frame: FrameType | None) -> None:
-        _internal_kv_put(_key(job), b"stop", namespace=NAMESPACE)
-        emit("note", text="stop requested: saving a checkpoint first")
+        request_stop(job)
 
     signal.signal(signal.SIGTERM, forward)
+
+
+def request_stop(job: str) -> None:
+    """Ask the workers of ``job`` to save and end."""
+    _internal_kv_put(_key(job), b"stop", namespace=NAMESPACE)
+    emit("note", text="stop requested: saving a checkpoint first")
 
 
 class StopWatch:

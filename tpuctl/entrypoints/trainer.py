@@ -10,11 +10,13 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ray.train import Result
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2.api.callback import RayTrainCallback
 from ray.train.v2.api.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.v2.jax import JaxTrainer
 
+from tpuctl.entrypoints.failures import ReasonedFailurePolicy
 from tpuctl.entrypoints.gang import GangConfig
 from tpuctl.plan.schema import Plan
 
@@ -65,7 +67,16 @@ def make_trainer(
 
 
 class SliceTrainer(JaxTrainer):
-    """A ``JaxTrainer`` without the detached cleaner: its placement groups end with the job, and the job with us."""
+    """A ``JaxTrainer`` with our failure policy, and without Ray's detached cleaner.
+
+    The cleaner frees the placement groups of a controller that died; ours end with the job, and the job with us.
+    """
+
+    def _initialize_and_run_controller(self, **arguments: Any) -> Result:
+        failure_config = self.run_config.failure_config
+        assert isinstance(failure_config, FailureConfig), "make_trainer sets one"
+        policy = ReasonedFailurePolicy(failure_config)
+        return super()._initialize_and_run_controller(**{**arguments, "failure_policy": policy})
 
     def _create_default_callbacks(self) -> list[RayTrainCallback]:
         callbacks = super()._create_default_callbacks()

@@ -1,0 +1,101 @@
+"""Building blocks of the decoder: parameters with logical axes, RMSNorm, rotary embedding, SwiGLU, dropout.
+
+Every parameter names its logical axes; where they lie is ``mesh.RULES``' business. Knows no model and no mesh.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float, Int, Key
+
+from tpuctl.nn.partition import Partition
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParamMaker:
+    """Makes parameters, stacked ``layers`` deep where that is set, so that a scan can run over them."""
+
+    rngs: nnx.Rngs
+    layers: int | None = None
+
+    def normal(self, shape: tuple[int, ...], axes: tuple[str, ...], *, std: float) -> nnx.Param[Any]:
+        """A weight drawn from a normal distribution cut off at two standard deviations."""
+        draw = jax.random.truncated_normal(self.rngs.params(), -2.0, 2.0, self._stacked(shape), jnp.float32)
+        return nnx.Param(draw * std, axes=self._axes(axes))
+
+    def ones(self, shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param[Any]:
+        """A scale that starts at one."""
+        return nnx.Param(jnp.ones(self._stacked(shape), jnp.float32), axes=self._axes(axes))
+
+    def _axes(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        return axes if self.layers is None else ("layer", *axes)
+
+    def _stacked(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape if self.layers is None else (self.layers, *shape)
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square normalisation with a learned scale (Zhang & Sennrich 2019); statistics in f32."""
+
+    def __init__(self, size: int, *, epsilon: float, make: ParamMaker) -> None:
+        self.scale = make.ones((size,), ("norm",))
+        self.epsilon = epsilon
+
+    def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
+        """Normalised over the last dimension, in the dtype of ``x``."""
+        wide = x.astype(jnp.float32)
+        inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.epsilon)
+        return (wide * inverse * self.scale[...].astype(jnp.float32)).astype(x.dtype)
+
+
+class SwiGLU(nnx.Module):
+    """The gated MLP ``down(silu(gate x) · up x)`` (Shazeer 2020)."""
+
+    def __init__(self, hidden: int, inner: int, *, out_std: float, make: ParamMaker) -> None:
+        self.gate = make.normal((hidden, inner), ("embed", "mlp"), std=hidden**-0.5)
+        self.up = make.normal((hidden, inner), ("embed", "mlp"), std=hidden**-0.5)
+        self.down = make.normal((inner, hidden), ("mlp", "embed"), std=out_std * inner**-0.5)
+
+    def __call__(self, x: Float[Array, "b s d"], *, partition: Partition) -> Float[Array, "b s d"]:
+        """Partial sums over ``tensor``, to be added up by the caller's ``scatter_sequence``."""
+        gate = x @ partition.weight(self.gate)
+        return (jax.nn.silu(gate) * (x @ partition.weight(self.up))) @ partition.weight(self.down)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rotary:
+    """Cosines and sines of the rotary embedding, f32, made once per forward pass and shared by all layers."""
+
+    cos: Float[Array, "b s 1 half"]
+    sin: Float[Array, "b s 1 half"]
+
+    def rotate(self, x: Float[Array, "b s h d"]) -> Float[Array, "b s h d"]:
+        """Each head's halves turned by the position's angles, in the dtype of ``x``."""
+        first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+        turned = (first * self.cos - second * self.sin, second * self.cos + first * self.sin)
+        return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+jax.tree_util.register_dataclass(Rotary)
+
+
+def rotary(positions: Int[Array, "b s"], *, head_dim: int, theta: float) -> Rotary:
+    """Rotary embedding at ``positions`` (Su et al. 2021, in the half-split layout of the Llama weights)."""
+    frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    angles = positions[..., None, None].astype(jnp.float32) * frequencies
+    return Rotary(cos=jnp.cos(angles), sin=jnp.sin(angles))
+
+
+def dropout(
+    x: Float[Array, "b s_shard d"], *, rate: float, keys: Key[Array, " b"], partition: Partition
+) -> Float[Array, "b s_shard d"]:
+    """``x`` with a share ``rate`` of its elements zeroed. One key per row, so a mask does not depend on the mesh."""
+    shape = (x.shape[1] * partition.tensor, x.shape[2])
+    keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, shape))(keys)
+    return jnp.where(partition.sequence_shard(keep), x / jnp.asarray(1.0 - rate, x.dtype), 0)

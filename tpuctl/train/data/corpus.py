@@ -1,0 +1,122 @@
+"""The index of a dataset: its files, their row groups and rows, and a fingerprint. Made once, sent to every host."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+
+from tpuctl.errors import DataError
+from tpuctl.train.data.listing import ListedFile, list_files
+from tpuctl.train.data.parquet import Footer, read_footer, read_group
+
+_log = logging.getLogger(__name__)
+
+# Footers are waited for, not computed: far more threads than cores pay off, on object stores most of all.
+_FOOTER_THREADS = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CorpusFile:
+    """One file: rows and uncompressed text bytes of each of its row groups."""
+
+    name: str
+    path: str
+    group_rows: tuple[int, ...]
+    group_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Corpus:
+    """A dataset's index, sorted by file name.
+
+    ``fingerprint`` depends on the files' names below the dataset's root and on what their footers say, not on where
+    the dataset lies. ``null_rows`` counts the rows without text as far as the footers count them.
+    """
+
+    uri: str
+    text_column: str
+    files: tuple[CorpusFile, ...]
+    null_rows: int
+    fingerprint: str
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all files, with those that hold no text."""
+        return sum(sum(file.group_rows) for file in self.files)
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of the text column before compression, roughly those of the text."""
+        return sum(sum(file.group_bytes) for file in self.files)
+
+
+def open_corpus(uri: str, *, text_column: str) -> Corpus:
+    """Index the dataset at ``uri``: list it, read and check all footers, make sure there is text in it.
+
+    Raises:
+        DataError: no files, an unreadable one, a column that is missing or holds no text, or no text at all.
+        StorageError: a place we can't read from.
+    """
+    listed = list_files(uri)
+    _log.info("%s: reading the footers of %d files", uri, len(listed))
+    with ThreadPoolExecutor(max_workers=_FOOTER_THREADS) as pool:
+        footers = list(pool.map(partial(read_footer, column=text_column), [file.path for file in listed]))
+    files = tuple(map(_corpus_file, listed, footers))
+    corpus = Corpus(
+        uri=uri,
+        text_column=text_column,
+        files=files,
+        null_rows=sum(footer.null_rows for footer in footers),
+        fingerprint=_fingerprint(files, text_column=text_column),
+    )
+    _require_text(corpus)
+    _log.info("%s: %d rows in %d files, %d of them null", uri, corpus.num_rows, len(files), corpus.null_rows)
+    return corpus
+
+
+def iter_texts(corpus: Corpus) -> Iterator[str]:
+    """Every text of the corpus in file order, nulls and empty strings left out."""
+    for file in corpus.files:
+        for group in range(len(file.group_rows)):
+            for array in read_group(file.path, group, column=corpus.text_column):
+                yield from filter(None, array_texts(array, path=file.path, column=corpus.text_column))
+
+
+def array_texts(array: pa.Array, *, path: str, column: str) -> list[str | None]:
+    """The array's texts.
+
+    Raises:
+        DataError: bytes that are no UTF-8 (writers may leave them unchecked).
+    """
+    try:
+        texts: list[str | None] = array.to_pylist()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: column {column!r} holds bytes that are not UTF-8: {error}", hint="write the text as UTF-8"
+        ) from error
+    return texts
+
+
+def _corpus_file(listed: ListedFile, footer: Footer) -> CorpusFile:
+    return CorpusFile(name=listed.name, path=listed.path, group_rows=footer.group_rows, group_bytes=footer.group_bytes)
+
+
+def _fingerprint(files: tuple[CorpusFile, ...], *, text_column: str) -> str:
+    facts = [text_column, [(file.name, file.group_rows, file.group_bytes) for file in files]]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def _require_text(corpus: Corpus) -> None:
+    """A lane looks for its next document for as long as it takes; in a corpus without any that would be for ever."""
+    if next(iter_texts(corpus), None) is None:
+        raise DataError(
+            f"{corpus.uri}: {corpus.num_rows} rows in {len(corpus.files)} files, "
+            f"and column {corpus.text_column!r} is null or empty in all of them"
+        )

@@ -1,0 +1,130 @@
+"""What the training loop holds: a feed in this process, and the rule for the last, partial batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Literal, Protocol, Self
+
+import numpy as np
+from jaxtyping import Int32
+
+from tpuctl.errors import DataError
+from tpuctl.plan.schema import RaggedRule
+from tpuctl.train.batch import HostBatch
+from tpuctl.train.data.packing import concatenate
+from tpuctl.train.data.prefetch import Prefetched
+from tpuctl.train.data.replay import Replay
+from tpuctl.train.data.stream import Piece, Stream, read_stream
+
+_log = logging.getLogger(__name__)
+
+RaggedDecision = Literal["train", "stop"]
+
+
+class Reader(Protocol):
+    """Steps of some lanes, one after the other."""
+
+    def __next__(self) -> Piece:
+        """The next step."""
+        ...
+
+    def close(self) -> None:
+        """End the reader."""
+        ...
+
+
+class Batches:
+    """The batches whose rows come, in this order, from several readers side by side.
+
+    Rows without text are told when they are first met and each time their number has doubled. ``close`` ends the
+    readers, as an error does.
+    """
+
+    def __init__(self, readers: Sequence[Reader], *, uri: str) -> None:
+        self._readers = readers
+        self._uri = uri
+        self._told = 0
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> HostBatch:
+        with ExitStack() as on_error:
+            on_error.callback(self.close)
+            pieces = [next(reader) for reader in self._readers]
+            on_error.pop_all()
+        self._tell(sum(piece.skipped_rows for piece in pieces))
+        return concatenate([piece.batch for piece in pieces])
+
+    def close(self) -> None:
+        """End the readers; may be called twice."""
+        for reader in self._readers:
+            reader.close()
+
+    def _tell(self, skipped_rows: int) -> None:
+        if skipped_rows >= max(1, 2 * self._told):
+            self._told = skipped_rows
+            _log.warning("%s: %d rows without text skipped so far on this host", self._uri, skipped_rows)
+
+
+class LocalFeed:
+    """Batches read in this process: a ``BatchFeed`` without Ray, for tests and for use as a library.
+
+    ``rows`` are the numbers of the global batch's rows that this host holds. ``prefetch`` batches are made ahead
+    in a thread; 0 makes each when it is asked for.
+    """
+
+    def __init__(self, train: Stream, *, held_out: Stream | None, rows: Sequence[int], prefetch: int = 2) -> None:
+        self._train = train
+        self._rows = tuple(rows)
+        self._prefetch = prefetch
+        self._held_out = None if held_out is None else Replay(partial(self._read, held_out), rows=len(self._rows))
+
+    def train(self, cursor: Int32[np.ndarray, "rows 4"]) -> Batches:
+        """This host's rows from ``cursor`` on; see ``BatchFeed``. Reading begins at once, before the first is asked."""
+        return self._read(self._train, cursor)
+
+    def evaluate(self) -> Generator[HostBatch]:
+        """This host's rows of the held-out text; see ``BatchFeed``."""
+        if self._held_out is None:
+            raise no_held_out()
+        return self._held_out.batches()
+
+    def _read(self, stream: Stream, cursor: Int32[np.ndarray, "rows 4"]) -> Batches:
+        pieces = read_stream(stream, lanes=self._rows, cursor=cursor)
+        reader: Reader = Prefetched(pieces, depth=self._prefetch) if self._prefetch else pieces
+        return Batches([reader], uri=stream.corpus.uri)
+
+
+def no_held_out() -> DataError:
+    """The error of a feed that is asked to evaluate although the recipe names no held-out text."""
+    return DataError("there is no held-out text to evaluate on", hint="set data.eval_uri")
+
+
+def valid_rows(batch: HostBatch) -> int:
+    """Rows of the batch that hold any target; to be summed over hosts for ``ragged_decision``."""
+    return int(batch.loss_mask.any(axis=1).sum())
+
+
+def ragged_decision(valid: int, *, global_batch: int, rule: RaggedRule) -> RaggedDecision:
+    """What to do with a batch of which ``valid`` rows, over all hosts, hold text. Pure: all hosts decide alike.
+
+    A full batch is trained on, one that is all padding never. In between, at the end of a finite stream, lanes have
+    begun to end: ``drop`` stops there, ``pad`` goes on until the last lane has ended.
+
+    Raises:
+        DataError: the rule is ``raise`` and the batch is partial.
+    """
+    if valid == global_batch:
+        return "train"
+    if valid == 0 or rule == "drop":
+        return "stop"
+    if rule == "pad":
+        return "train"
+    raise DataError(
+        f"the last batch holds {valid} of {global_batch} rows, and data.ragged is 'raise'",
+        hint="set data.ragged to 'drop' or 'pad', or data.epochs to 0 to go on from the start",
+    )

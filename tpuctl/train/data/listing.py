@@ -1,0 +1,93 @@
+"""Which files a dataset URI means. The only file of the room that lists folders: object stores go in here."""
+
+from __future__ import annotations
+
+import glob
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpuctl.errors import DataError, StorageError
+
+_SUFFIXES = (".parquet", ".parq", ".pq")
+_GLOB_CHARACTERS = frozenset("*?[")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class ListedFile:
+    """A file of a dataset. ``name`` is its path below the dataset's root: the same wherever the dataset lies."""
+
+    name: str
+    path: str
+
+
+def list_files(uri: str) -> tuple[ListedFile, ...]:
+    """The files of a dataset, sorted by name.
+
+    ``uri`` is a file, a folder (every parquet file below it) or a glob (``**`` crosses folders). A path that
+    exists is taken as it stands, whatever characters it has. Names that begin with ``.`` or ``_`` are skipped, as
+    writers use them for what isn't data; so is what lies in a folder of such a name.
+
+    Raises:
+        DataError: nothing there.
+        StorageError: a place we can't read from.
+    """
+    path = _local_path(uri)
+    if path.is_file():
+        return (ListedFile(name=path.name, path=str(path)),)
+    if path.is_dir():
+        return _required(_walk(path), uri=uri, where=f"no parquet file in the folder {path}")
+    if _GLOB_CHARACTERS & set(uri):
+        return _required(_glob(path), uri=uri, where=f"no file fits the pattern {path}")
+    raise DataError(f"{path}: no such file or folder", hint="data.uri is a parquet file, a folder of them, or a glob")
+
+
+def _local_path(uri: str) -> Path:
+    scheme, separator, rest = uri.partition("://")
+    if not separator:
+        return Path(uri).absolute()
+    if scheme == "file":
+        return Path(rest).absolute()
+    raise StorageError(
+        f"{uri}: datasets in {scheme}:// can't be read yet",
+        hint="copy the files to a folder that every host sees and name that",
+    )
+
+
+def _walk(root: Path) -> list[ListedFile]:
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if _is_data(name)]
+        paths = [Path(folder, name) for name in names if _is_data(name) and name.lower().endswith(_SUFFIXES)]
+        found += [ListedFile(name=path.relative_to(root).as_posix(), path=str(path)) for path in paths]
+    return found
+
+
+def _glob(pattern: Path) -> list[ListedFile]:
+    root = _fixed_part(pattern)
+    below = [Path(path).relative_to(root) for path in glob.iglob(str(pattern), recursive=True)]
+    return [
+        ListedFile(name=name.as_posix(), path=str(root / name))
+        for name in below
+        if (root / name).is_file() and all(_is_data(part) for part in name.parts)
+    ]
+
+
+def _fixed_part(pattern: Path) -> Path:
+    """The folders of a glob before its first part with a pattern in it."""
+    fixed = []
+    for part in pattern.parts[:-1]:
+        if _GLOB_CHARACTERS & set(part):
+            break
+        fixed.append(part)
+    return Path(*fixed)
+
+
+def _is_data(name: str) -> bool:
+    return not name.startswith((".", "_")) and not name.endswith(".crc")
+
+
+def _required(files: list[ListedFile], *, uri: str, where: str) -> tuple[ListedFile, ...]:
+    if not files:
+        raise DataError(f"data.uri {uri!r}: {where}", hint="names that begin with . or _ are not taken as data")
+    return tuple(sorted(files))

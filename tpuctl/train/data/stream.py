@@ -1,0 +1,141 @@
+"""A stream: one corpus read through all lanes of a batch. Its spec is small, picklable and the same on every host."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int32
+
+from tpuctl.plan.schema import DataPlan, TrainPlan
+from tpuctl.text import bpe_vocab_size, load_tokenizer, tokenizer_path, train_bpe
+from tpuctl.train.batch import HostBatch
+from tpuctl.train.data.corpus import Corpus
+from tpuctl.train.data.groups import GroupBudget, GroupCache
+from tpuctl.train.data.lanes import Lane, LaneSource
+from tpuctl.train.data.order import ChunkOrder
+from tpuctl.train.data.packing import empty_batch
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizerRef:
+    """How to load the tokenizer in another process: its name in the plan, the run directory, the model's rows."""
+
+    name: str
+    directory: str
+    vocab_size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stream:
+    """What the batches depend on. ``lanes`` is the global batch in rows, whatever the number of hosts."""
+
+    corpus: Corpus
+    tokenizer: TokenizerRef
+    lanes: int
+    sequence_length: int
+    packing: bool
+    epochs: int
+    shuffle: bool
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """One step of some lanes. ``skipped_rows``: rows without text that these lanes have met since they were opened."""
+
+    batch: HostBatch
+    skipped_rows: int
+
+
+def train_stream(data: DataPlan, train: TrainPlan, *, corpus: Corpus, tokenizer: TokenizerRef) -> Stream:
+    """The training stream of a plan."""
+    return Stream(
+        corpus=corpus,
+        tokenizer=tokenizer,
+        lanes=train.global_batch,
+        sequence_length=train.sequence_length,
+        packing=data.packing,
+        epochs=data.epochs,
+        shuffle=data.shuffle,
+        seed=data.seed,
+    )
+
+
+def eval_stream(data: DataPlan, train: TrainPlan, *, corpus: Corpus, tokenizer: TokenizerRef) -> Stream:
+    """The held-out stream of a plan: once through, in one fixed order.
+
+    It is shuffled whatever the plan says, so that the first ``eval_batches`` are a fair sample of the whole.
+    """
+    return Stream(
+        corpus=corpus,
+        tokenizer=tokenizer,
+        lanes=train.global_batch,
+        sequence_length=train.sequence_length,
+        packing=data.packing,
+        epochs=1,
+        shuffle=True,
+        seed=0,
+    )
+
+
+def prepare_tokenizer(ref: TokenizerRef, *, corpus: Corpus) -> None:
+    """Train the tokenizer of a run that wants its own, unless a former attempt has. One process of a run calls this."""
+    vocab_size = bpe_vocab_size(ref.name)
+    path = tokenizer_path(ref.name, directory=Path(ref.directory))
+    if vocab_size is None or path.exists():
+        return
+    _log.info("training a byte-level BPE of %d ids on %s", vocab_size, corpus.uri)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    train_bpe(_sample(corpus, max_bytes=BPE_SAMPLE_BYTES), vocab_size=vocab_size, path=path)
+
+
+# A few MiB settle the merges of a small vocabulary; more text only costs start-up time.
+BPE_SAMPLE_BYTES = 16 << 20
+
+
+def read_stream(
+    stream: Stream, *, lanes: Sequence[int], cursor: Int32[np.ndarray, "rows 4"], budget: GroupBudget | None = None
+) -> Generator[Piece]:
+    """The rows of some lanes, step by step, for ever. ``cursor`` has a row for each of ``lanes``, in that order.
+
+    Raises:
+        DataError: a file or row that can't be read; names it.
+    """
+    source = LaneSource(
+        order=ChunkOrder(stream.corpus, lanes=stream.lanes, seed=stream.seed, shuffle=stream.shuffle),
+        groups=GroupCache(stream.corpus, lanes=len(lanes), budget=budget),
+        tokenizer=load_tokenizer(
+            stream.tokenizer.name, directory=Path(stream.tokenizer.directory), vocab_size=stream.tokenizer.vocab_size
+        ),
+        lanes=stream.lanes,
+        epochs=stream.epochs,
+        packing=stream.packing,
+    )
+    opened = [Lane(source, number=lane, cursor=at) for lane, at in zip(lanes, cursor, strict=True)]
+    while True:
+        batch = empty_batch(len(opened), sequence_length=stream.sequence_length)
+        for row, lane in enumerate(opened):
+            lane.fill(batch, row)
+        yield Piece(batch=batch, skipped_rows=sum(lane.skipped_rows for lane in opened))
+
+
+def _sample(corpus: Corpus, *, max_bytes: int) -> Iterator[str]:
+    """Texts for the tokenizer: rows in a fixed random order, so that no one file settles the vocabulary."""
+    order = ChunkOrder(corpus, lanes=1, seed=0, shuffle=True)
+    groups = GroupCache(corpus, lanes=1)
+    left = max_bytes
+    for position in range(order.num_chunks):
+        chunk = order.chunk(position)
+        for row in range(chunk.start, chunk.start + chunk.rows):
+            text = groups.text(0, file=chunk.file, group=chunk.group, row=row)
+            if text:
+                yield text
+                left -= len(text)
+            if left <= 0:
+                return
