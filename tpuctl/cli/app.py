@@ -14,6 +14,12 @@ from tpuctl.cli.init import init
 from tpuctl.cli.plan import plan
 from tpuctl.cli.schema import schema
 from tpuctl.cli.slices import slices
+from tpuctl.cli.train import train
+from tpuctl.cli.check import check
+from tpuctl.cli.init import init
+from tpuctl.cli.plan import plan
+from tpuctl.cli.schema import schema
+from tpuctl.cli.slices import slices
 from tpuctl.errors import ExitCode, TpuctlError
 
 app = typer.Typer(
@@ -40,6 +46,10 @@ def version() -> None:
 
 for _verb in (plan, check, init, schema, slices):
     app.command()(_verb)
+
+
+for verb in (train, plan, check, init, schema, slices):
+    app.command()(verb)
 
 
 def main() -> NoReturn:

@@ -42,11 +42,15 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchOptions:
-    """``ready_seconds``: how long to bear with a cluster that answers but takes no jobs yet, as after its start."""
+    """``ready_seconds``: how long to bear with a cluster that answers but takes no jobs yet, as after its start.
+
+    ``before_start`` is called when a job is about to be started, and not when there is one to attach to; it may raise.
+    """
 
     ready_seconds: float = 60.0
     working_files: Files | None = None
     notice: Callable[[str], None] = lambda _: None
+    before_start: Callable[[], None] = lambda: None
     clock: Clock = field(default_factory=Clock)
 
 
@@ -64,6 +68,7 @@ def launch(jobs: Jobs, plan: Plan, *, options: LaunchOptions | None = None) -> L
         decision = decide(plan, _look(jobs, plan))
         if isinstance(decision, Attach):
             return Launch(submission_id=decision.submission_id, attached=True)
+        options.before_start()
         try:
             _start(jobs, plan, _Start(package=package, decision=decision, options=options))
         except JobExistsError:
