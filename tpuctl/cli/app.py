@@ -15,11 +15,6 @@ from tpuctl.cli.plan import plan
 from tpuctl.cli.schema import schema
 from tpuctl.cli.slices import slices
 from tpuctl.cli.train import train
-from tpuctl.cli.check import check
-from tpuctl.cli.init import init
-from tpuctl.cli.plan import plan
-from tpuctl.cli.schema import schema
-from tpuctl.cli.slices import slices
 from tpuctl.errors import ExitCode, TpuctlError
 
 app = typer.Typer(

@@ -12,7 +12,7 @@ import typer
 from tpuctl.cli.options import ClusterOption, Output, OutputOption, QuietOption, RecipeArgument, SetOption
 
 if TYPE_CHECKING:
-    from tpuctl.plan.schema import Plan
+    pass
 
 DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and leave it running.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop, as `tpuctl plan` does.")]
