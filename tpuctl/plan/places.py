@@ -7,10 +7,10 @@ import os.path
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tpuctl.errors import RecipeError, Where
+from tpuctl.errors import RecipeError
 from tpuctl.plan.schema import DataPlan, Plan, RunPlan
 from tpuctl.plan.tokenizer import check_tokenizer, is_tokenizer_file
-from tpuctl.recipe.origin import Findings
+from tpuctl.recipe.origin import Findings, Origin
 from tpuctl.recipe.schema import Recipe
 
 BUILTIN_TEXTS = ("builtin:python-stdlib",)
@@ -70,10 +70,11 @@ def plan_data(recipe: Recipe, *, here: Here, findings: Findings) -> DataPlan:
     )
 
 
-def check_shared_storage(plan: Plan, *, simulated: bool) -> None:
+def check_shared_storage(plan: Plan, *, simulated: bool, origin: Origin | None = None) -> None:
     """Refuse a local run directory on several real hosts: each would write its own, and no checkpoint be whole.
 
-    The hosts of a simulated slice are processes of one machine and share its disk.
+    The hosts of a simulated slice are processes of one machine and share its disk. ``origin`` is the recipe's, to
+    point at the line.
 
     Raises:
         RecipeError: the run directory is local, the slice has several hosts and nobody vouched for it.
@@ -84,7 +85,7 @@ def check_shared_storage(plan: Plan, *, simulated: bool) -> None:
         f"run directory {plan.run.directory} is local, but the {plan.slice.total_hosts} hosts of the job each have a "
         "disk of their own",
         hint="use gs://bucket/path, or set run.shared = true if every host mounts the same file system there",
-        where=Where(file="recipe", key="run.directory"),
+        where=origin.where("run.directory") if origin else None,
     )
 
 
