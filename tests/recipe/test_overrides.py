@@ -13,6 +13,8 @@ from tpuctl.errors import RecipeError
         ("train.steps=50", ("train", "steps"), 50),
         (" train.steps = 50 ", ("train", "steps"), 50),
         ("optim.learning_rate=1e-4", ("optim", "learning_rate"), 1e-4),
+        ("optim.learning_rate=.001", ("optim", "learning_rate"), 0.001),
+        ("train.steps=1_000", ("train", "steps"), 1000),
         ("optim.learning_rate=1", ("optim", "learning_rate"), 1.0),
         ("data.packing=false", ("data", "packing"), False),
         ("data.packing=True", ("data", "packing"), True),
@@ -50,6 +52,7 @@ def test_load_recipe_with_several_overrides_lets_the_last_win_and_adds_variables
     [
         ("train.steps=ten", "train.steps", 'got the string "ten"', "a whole number"),
         ("train.steps=1e3", "train.steps", "got 1000.0", "steps = 1000"),
+        ("optim.learning_rate=nan", "optim.learning_rate", "got nan", ""),
         ("train.steps=0", "train.steps", "at least 1", ""),
         ("train.steps=", "train.steps", "whole number", ""),
         ("train.steps=none", "train.steps", "whole number", ""),

@@ -7,11 +7,10 @@ import difflib
 from typing import Any
 
 from tpuctl.modelspec import PRESETS, ModelSpec
+from tpuctl.plan.tokenizer import is_tokenizer_file, tokenizer_ids
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import Recipe
 
-# 256 bytes and the document separator.
-_BYTE_IDS = 257
 # A padded vocabulary shards over any sensible tensor axis; the padding rows are never targets.
 _VOCAB_MULTIPLE = 128
 _NEEDED = ("hidden_size", "num_layers", "num_heads", "mlp_size")
@@ -27,14 +26,6 @@ def plan_model(recipe: Recipe, *, findings: Findings) -> ModelSpec | None:
     spec = ModelSpec(**sizes)
     _check_heads(spec, findings)
     return None if len(findings.problems) > before else spec
-
-
-def tokenizer_ids(tokenizer: str) -> int | None:
-    """How many ids a tokenizer has, if its name tells: all but a ``tokenizer.json`` do."""
-    if tokenizer == "bytes":
-        return _BYTE_IDS
-    kind, _, size = tokenizer.partition(":")
-    return int(size) if kind == "bpe" and size.isascii() and size.isdigit() else None
 
 
 def _sizes(recipe: Recipe, findings: Findings) -> dict[str, Any]:
@@ -69,14 +60,15 @@ def _preset_sizes(name: str, given: dict[str, Any], findings: Findings) -> dict[
 
 
 def _vocab_size(recipe: Recipe, asked: int | None, findings: Findings) -> int:
-    ids = tokenizer_ids(recipe.data.tokenizer)
+    name = recipe.data.tokenizer
+    ids = tokenizer_ids(name)
     if ids is None:
-        if asked is None:
+        if asked is None and is_tokenizer_file(name):  # any other name is refused for itself
             hint = "set it to at least the number of ids of the tokenizer.json"
-            findings.refuse("model.vocab_size", f"missing: tokenizer {recipe.data.tokenizer} does not tell it", hint)
+            findings.refuse("model.vocab_size", f"missing: the name {name!r} does not tell it", hint)
         return asked or 0
     if asked is not None and asked < ids:
-        message = f"{asked} rows are too few for the {ids} ids of tokenizer {recipe.data.tokenizer!r}"
+        message = f"{asked} rows are too few for the {ids} ids of tokenizer {name!r}"
         findings.refuse("model.vocab_size", message, f"set it to at least {ids}, or leave it out")
     return asked or -(-ids // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
 

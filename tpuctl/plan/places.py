@@ -7,14 +7,14 @@ import os.path
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tpuctl.errors import RecipeError, Where
+from tpuctl.errors import RecipeError
 from tpuctl.plan.schema import DataPlan, Plan, RunPlan
-from tpuctl.recipe.origin import Findings
+from tpuctl.plan.tokenizer import check_tokenizer, is_tokenizer_file
+from tpuctl.recipe.origin import Findings, Origin
 from tpuctl.recipe.schema import Recipe
 
 BUILTIN_TEXTS = ("builtin:python-stdlib",)
 _HELD_OUT = "/held-out"
-_SMALLEST_BPE = 257
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +47,7 @@ def plan_run(recipe: Recipe, *, here: Here, findings: Findings) -> RunPlan:
 def plan_data(recipe: Recipe, *, here: Here, findings: Findings) -> DataPlan:
     """The text and its tokenizer."""
     data = recipe.data
+    check_tokenizer(recipe, findings=findings)
     uri = _text_place("data.uri", data.uri, here=here, findings=findings)
     held_out = (
         None if data.eval_uri is None else _text_place("data.eval_uri", data.eval_uri, here=here, findings=findings)
@@ -59,7 +60,7 @@ def plan_data(recipe: Recipe, *, here: Here, findings: Findings) -> DataPlan:
         uri=uri,
         eval_uri=held_out,
         text_column=data.text_column,
-        tokenizer=_tokenizer(data.tokenizer, here=here, findings=findings),
+        tokenizer=here.absolute(data.tokenizer) if is_tokenizer_file(data.tokenizer) else data.tokenizer,
         packing=data.packing,
         ragged=data.ragged,
         epochs=data.epochs,
@@ -69,10 +70,11 @@ def plan_data(recipe: Recipe, *, here: Here, findings: Findings) -> DataPlan:
     )
 
 
-def check_shared_storage(plan: Plan, *, simulated: bool) -> None:
+def check_shared_storage(plan: Plan, *, simulated: bool, origin: Origin | None = None) -> None:
     """Refuse a local run directory on several real hosts: each would write its own, and no checkpoint be whole.
 
-    The hosts of a simulated slice are processes of one machine and share its disk.
+    The hosts of a simulated slice are processes of one machine and share its disk. ``origin`` is the recipe's, to
+    point at the line.
 
     Raises:
         RecipeError: the run directory is local, the slice has several hosts and nobody vouched for it.
@@ -83,7 +85,7 @@ def check_shared_storage(plan: Plan, *, simulated: bool) -> None:
         f"run directory {plan.run.directory} is local, but the {plan.slice.total_hosts} hosts of the job each have a "
         "disk of their own",
         hint="use gs://bucket/path, or set run.shared = true if every host mounts the same file system there",
-        where=Where(file="recipe", key="run.directory"),
+        where=origin.where("run.directory") if origin else None,
     )
 
 
@@ -122,19 +124,3 @@ def _placed(key: str, uri: str, *, schemes: tuple[str, ...], here: Here, finding
         findings.refuse(key, f"{uri!r} can't be used here", f"write {allowed}")
         return uri
     return here.absolute(uri)
-
-
-def _tokenizer(name: str, *, here: Here, findings: Findings) -> str:
-    if name == "bytes":
-        return name
-    kind, colon, size = name.partition(":")
-    if kind == "bpe" and colon:
-        if not (size.isascii() and size.isdigit() and _SMALLEST_BPE <= int(size) <= 1_000_000):
-            hint = f"write e.g. 'bpe:8192'; N is from {_SMALLEST_BPE} (all bytes and a separator) to 1000000"
-            findings.refuse("data.tokenizer", f"expected bpe:N, got {name!r}", hint)
-        return name
-    if "://" not in name and (name.endswith(".json") or "/" in name or name.startswith((".", "~"))):
-        return here.absolute(name)
-    hint = "'bytes', 'bpe:N' or the local path of a tokenizer.json"
-    findings.refuse("data.tokenizer", f"unknown tokenizer {name!r}", hint)
-    return name

@@ -168,7 +168,12 @@ class TrainTable:
         also=("eval_steps", "eval_interval"),
     )
     eval_batches: int = setting(
-        16, doc="Length of one evaluation.", unit="global batches", minimum=1, maximum=LARGEST_INT
+        16,
+        doc="Length of one evaluation; 0 is all of the held-out text.",
+        unit="global batches",
+        minimum=0,
+        maximum=LARGEST_INT,
+        also=("eval_iters",),
     )
 
 
@@ -231,7 +236,9 @@ class CheckpointTable:
         3, doc="Newest checkpoints kept.", minimum=1, maximum=100_000, also=("keep_last", "save_total_limit")
     )
     resume: ResumeRule = setting(
-        "auto", doc="auto: go on from the newest checkpoint if there is one; must: fail without one; never: refuse one."
+        "auto",
+        doc="What the newest checkpoint is to a new job: auto goes on from it if there is one, must fails without "
+        "one, never fails where there is one.",
     )
 
 

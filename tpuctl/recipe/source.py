@@ -91,7 +91,7 @@ def _syntax_error(error: tomllib.TOMLDecodeError, text: str, file: str) -> Recip
         return _duplicate(text, line, file) or RecipeError(reason, where=Where(file=file, line=line))
     hint = None
     if reason == "Invalid value":
-        hint = 'text needs quotes, as in name = "x"; true and false are written small'
+        hint = 'text needs quotes, as in name = "x"; true and false are small; a number begins with a digit'
     return RecipeError(f"not TOML: {reason[:1].lower()}{reason[1:]}", hint=hint, where=Where(file=file, line=line))
 
 

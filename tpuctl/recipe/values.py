@@ -47,6 +47,8 @@ def parse_text(key: Key, text: str) -> Any:
         return check_value(key, _unquoted(stripped))
     if key.type == "list" and not stripped.startswith("["):
         return check_value(key, [part.strip() for part in stripped.split(",") if part.strip()])
+    if key.type == "float" and _reads_as_number(stripped):
+        return check_value(key, float(stripped))
     if key.type == "duration" and not _reads_as_number(stripped):
         return check_value(key, _unquoted(stripped))
     try:
