@@ -64,7 +64,7 @@ def test_load_recipe_takes_bom_and_any_line_ends(load, good, bom, ends) -> None:
         ("optim", "lr = 1", "here it is called learning_rate"),
         ("slice", "num_slices = 0", "here it is called slices"),
         ("slice", "steps = 3", "steps belongs in [train]"),
-        ("job", 'kind = "train"', "above the first [table]"),
+        ("job", 'kind = "infer"', "above the first [table]"),
         ("model", "seed = 1", "seed belongs in [data] or in [train]"),
         ("checkpoint", "zzz = 1", "keys of [checkpoint]: every, keep, resume"),
         ("train", "optim = 3", "[optim] is a table of its own"),

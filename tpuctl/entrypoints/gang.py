@@ -71,7 +71,7 @@ class GangBackend(Backend):
 
     def on_shutdown(self, worker_group: BaseWorkerGroup, backend_config: BackendConfig) -> None:
         """Leave the ``jax.distributed`` cluster; a host that is gone already must not fail a job that is done."""
-        refs = worker_group.execute_async(leave)
+        refs: list[Any] = worker_group.execute_async(leave)
         ray.wait(refs, num_returns=len(refs), timeout=SHUTDOWN_TIMEOUT_SECONDS)
 
 
@@ -147,7 +147,7 @@ def leave() -> None:
     import jax
 
     try:
-        jax.distributed.shutdown()  # type: ignore[no-untyped-call]
+        jax.distributed.shutdown()
     except RuntimeError as error:
         emit("note", text=f"leaving the JAX cluster: {error}")
 
