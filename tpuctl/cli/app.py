@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import typer
 
-from tpuctl.cli import console
+from tpuctl.cli import cluster, console
 from tpuctl.cli.check import check
 from tpuctl.cli.init import init
 from tpuctl.cli.plan import plan
@@ -41,6 +41,7 @@ def version() -> None:
 
 for _verb in (plan, check, init, schema, slices):
     app.command()(_verb)
+app.add_typer(cluster.app, name="cluster")
 
 
 for verb in (train, plan, check, init, schema, slices):
