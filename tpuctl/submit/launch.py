@@ -149,6 +149,7 @@ def _metadata(plan: Plan, attempt: int) -> dict[str, str]:
         "tpuctl_attempt": str(attempt),
         "tpuctl_version": plan.tpuctl_version,
         "tpuctl_kind": plan.kind,
+        "tpuctl_stop_grace_seconds": str(math.ceil(plan.job.stop_grace_seconds)),
         "tpuctl_slice": f"{where.slices} x {where.accelerator_type} {where.topology} ({where.hosts} hosts each)",
     }
 
