@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpuctl.cli import console
-from tpuctl.cli.clusters import Reached, reach_for
-from tpuctl.cli.following import follow_to_end, say_ending
-from tpuctl.cli.progress import view_for
+from tpuctl.cli.progress import summary, view_for
+from tpuctl.cli.target import Reached, reach_for
+from tpuctl.cli.watch import ProgressView, watch
 from tpuctl.errors import CapacityError, ExitCode
+from tpuctl.runs.events import Event
 
 if TYPE_CHECKING:
     from tpuctl.plan.schema import Plan
@@ -62,15 +63,11 @@ def launch_and_follow(launching: Launching) -> ExitCode:
         _say_started(started.submission_id, attached=started.attached, launching=launching)
         if launching.detach:
             return ExitCode.DONE
-        ending = follow_to_end(
-            jobs,
-            started.submission_id,
-            view=view_for(launching.output),
-            options=FollowOptions(secrets=tuple(plan.job.secrets.values()), notice=console.say),
-        )
-    if ending is None:
-        return ExitCode.DETACHED
-    return say_ending(ending, again=launching.again, further=launching.further)
+        view = ProgressView(view_for(launching.output))
+        secrets = tuple(plan.job.secrets.values())
+        code = watch(jobs, started.submission_id, view=view, options=FollowOptions(secrets=secrets))
+    _say_ending(code, view.last, launching)
+    return code
 
 
 def wait_for_slice(reached: Reached, plan: Plan, *, seconds: float) -> None:
@@ -79,14 +76,13 @@ def wait_for_slice(reached: Reached, plan: Plan, *, seconds: float) -> None:
     Raises:
         CapacityError: not within ``seconds``; the message lists every candidate slice and why not.
     """
-    from tpuctl.cluster.inspect import find, list_slices
-    from tpuctl.cluster.shape import Wanted
+    from tpuctl.cluster.capacity import find
+    from tpuctl.cluster.inspect import slices
 
-    wanted = Wanted.from_slice(plan.slice)
     until, said = time.monotonic() + seconds, ""
     while True:
         try:
-            find(list_slices(reached.connection), wanted)
+            find(slices(reached.connection), plan.slice)
             return
         except CapacityError as error:
             if time.monotonic() >= until:
@@ -106,3 +102,16 @@ def _say_started(submission_id: str, *, attached: bool, launching: Launching) ->
         console.say(f"attached to job {submission_id}, which is at this work already")
     else:
         console.say(f"submitted job {submission_id}; run directory {launching.plan.run.directory}")
+
+
+def _say_ending(code: ExitCode, last: dict[str, Event], launching: Launching) -> None:
+    """The closing words: what came out, and the command line to go on with."""
+    if code is ExitCode.DONE and "done" in last:
+        for line in summary(last["done"], last.get("baselines")):
+            console.say(line)
+        console.say(f"go on          {launching.further}")
+        return
+    if hint := last.get("failed", {}).get("hint"):
+        console.say(f"  hint: {hint}")
+    if code is not ExitCode.DETACHED and ("checkpoint" in last or "resume" in last):
+        console.say(f"resume         {launching.again}")

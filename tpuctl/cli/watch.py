@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from tpuctl.cli import console
 from tpuctl.cli.progress import View, Wording
 from tpuctl.errors import ExitCode
+from tpuctl.runs.events import Event
 
 if TYPE_CHECKING:
     from tpuctl.submit.follow import FollowOptions
@@ -35,14 +36,16 @@ class LineView(Protocol):
 
 
 class ProgressView:
-    """Events to the phase line, other lines past it."""
+    """Events to the phase line, other lines past it. ``last`` is the latest event of each name."""
 
     def __init__(self, view: View) -> None:
+        self.last: dict[str, Event] = {}
         self._view = view
 
     def show(self, line: Line) -> None:
         """The next line."""
         if line.event is not None:
+            self.last[line.event["event"]] = line.event
             self._view.event(line.event)
         else:
             self._view.line(with_host(line))
