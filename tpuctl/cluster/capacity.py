@@ -91,7 +91,7 @@ def find(views: Sequence[SliceView], want: SlicePlan) -> Choice:
         lines = why_none(views, want) or ["the cluster has no TPU slice"]
         raise CapacityError(
             "\n  ".join([f"no intact, idle slice of {want.generation} {want.topology}{found}:", *lines]),
-            hint="--wait waits for one; `tpuctl cluster slices` shows them all",
+            hint="`tpuctl cluster status` shows every slice",
         )
     return Choice(slices=tuple(fitting[: want.slices]))
 
@@ -106,11 +106,23 @@ def why_none(views: Sequence[SliceView], want: SlicePlan) -> list[str]:
 
 def why_not(view: SliceView, want: SlicePlan) -> list[str]:
     """Why the slice can't be had, the most telling reason first; empty when it can."""
+    # Of a slice that is another anyway, the health is nobody's concern.
+    return (_of_another_kind(view, want) if view.name else []) or condition(view)
+
+
+def condition(view: SliceView) -> list[str]:
+    """What keeps the slice from being used by anybody; empty when it is intact and idle."""
     if not view.name:
         return [_nameless(host) for host in view.hosts]
-    reasons = _of_another_kind(view, want)
-    # Of a slice that is another anyway, its health is nobody's concern.
-    return reasons or [*_not_intact(view, want.hosts), *_not_idle(view)]
+    if view.hosts_expected is None:
+        return [f"its topology {view.topology!r} is no shape in chips: TPU_TOPOLOGY is not set on its hosts"]
+    return [*_not_intact(view, view.hosts_expected), *_not_idle(view)]
+
+
+def generation_name(accelerator_type: str) -> str:
+    """What people call the generation of a Ray accelerator type: ``v6e`` for ``TPU-V6E``."""
+    names = {generation.accelerator_type: generation.name for generation in generations()}
+    return names.get(accelerator_type, accelerator_type)
 
 
 def _nameless(host: HostView) -> str:
@@ -122,7 +134,7 @@ def _nameless(host: HostView) -> str:
 
 def _of_another_kind(view: SliceView, want: SlicePlan) -> list[str]:
     pairs = (
-        ("accelerator", _generation_name(view.accelerator_type), _generation_name(want.accelerator_type)),
+        ("accelerator", generation_name(view.accelerator_type), generation_name(want.accelerator_type)),
         ("topology", view.topology, want.topology),
         ("pod type", view.pod_type, want.pod_type),
     )
@@ -173,11 +185,6 @@ def _not_idle(view: SliceView) -> list[str]:
         return [f"busy with {' and '.join(holders)}"]
     used = [host for host in view.hosts if host.busy]
     return [f"busy: {len(used)} hosts have chips in use"] if used else []
-
-
-def _generation_name(accelerator_type: str) -> str:
-    names = {generation.accelerator_type: generation.name for generation in generations()}
-    return names.get(accelerator_type, accelerator_type)
 
 
 def _chips_of(topology: str) -> int:

@@ -27,6 +27,7 @@ from typing import Any, TextIO
 from ray._private import ray_constants, services
 from ray._private.node import Node
 from ray._private.parameter import RayParams
+from ray._private.utils import write_ray_address
 from ray.experimental import internal_kv
 
 _ADDRESS = "127.0.0.1"
@@ -91,6 +92,7 @@ def main() -> None:
     """Start what the file named by the first argument describes, and stay until it breaks or is ended."""
     with open(sys.argv[1]) as file:
         cluster = json.load(file)
+    _keep_libtpu_logs_apart(cluster["temp_dir"])
     # Linux ends a node's processes with the thread that started them, so these threads stay as long as we do.
     with ThreadPoolExecutor(max_workers=len(cluster["hosts"])) as pool:
         with os.fdopen(int(sys.argv[2]), "w") as report:
@@ -104,6 +106,8 @@ def start(cluster: dict[str, Any], report: TextIO, pool: ThreadPoolExecutor) -> 
     indices = range(1, len(hosts))
     tell(report, event="imported")
     head = HostNode(hosts[0], 0, _params(cluster, hosts[0], 0, head=None))
+    # A job's driver finds its cluster by this file; without it Ray takes the newest cluster of the whole machine.
+    write_ray_address(head.gcs_address, cluster["temp_dir"])
     _tell_host(report, head)
     head.start_log_monitor()
     further = list(pool.map(lambda at: HostNode(hosts[at], at, _params(cluster, hosts[at], at, head=head)), indices))
@@ -160,6 +164,13 @@ def _params(cluster: dict[str, Any], host: dict[str, Any], index: int, *, head: 
             raylet_socket_name=os.path.join(sockets, f"raylet.{index}"),
         )
     return params
+
+
+def _keep_libtpu_logs_apart(temp_dir: str) -> None:
+    """Ray shows whatever libtpu writes in /tmp/tpu_logs, even that of another program; there is no libtpu here."""
+    directory = os.path.join(temp_dir, "tpu_logs")
+    os.makedirs(directory, exist_ok=True)
+    os.environ["TPU_LOG_DIR"] = directory
 
 
 def _tell_host(report: TextIO, node: HostNode) -> None:

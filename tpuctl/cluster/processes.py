@@ -22,6 +22,7 @@ GRACE_SECONDS = 3.0
 NoSuchProcess = psutil.NoSuchProcess
 
 _ROUNDS = 3
+_RAYS_OWN = ("ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::JobSupervisor")
 # Start times come from clock ticks since boot; the same process reads the same to within a tick.
 _CLOCK_SLACK_SECONDS = 0.05
 
@@ -51,7 +52,7 @@ def end(cluster: Cluster, *, grace_seconds: float = GRACE_SECONDS) -> int:
         ClusterError: a process that even SIGKILL doesn't end.
     """
     first = processes_of(cluster)
-    polite = [process for process in first if not _is_agent(process)]
+    polite = [process for process in first if not _is_rays_own(process)]
     _signal_all(first, psutil.Process.terminate)
     psutil.wait_procs(polite, timeout=grace_seconds)
     for _ in range(_ROUNDS):
@@ -88,10 +89,10 @@ def _runs(process: psutil.Process) -> bool:
     return False
 
 
-def _is_agent(process: psutil.Process) -> bool:
-    """Ray's agents sit out SIGTERM when their raylet goes with them, and have nothing to lose."""
+def _is_rays_own(process: psutil.Process) -> bool:
+    """Some of Ray's helpers sit out SIGTERM when their raylet goes with them. They have nothing to lose."""
     with contextlib.suppress(psutil.Error):
-        return process.name() in ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+        return process.name() in _RAYS_OWN
     return True
 
 
