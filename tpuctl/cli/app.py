@@ -8,12 +8,16 @@ from typing import NoReturn
 
 import typer
 
-from tpuctl.cli import console
+from tpuctl.cli import cluster, console
 from tpuctl.cli.check import check
 from tpuctl.cli.init import init
+from tpuctl.cli.jobs import jobs
+from tpuctl.cli.logs import logs
 from tpuctl.cli.plan import plan
 from tpuctl.cli.schema import schema
 from tpuctl.cli.slices import slices
+from tpuctl.cli.stop import stop
+from tpuctl.cli.train import train
 from tpuctl.errors import ExitCode, TpuctlError
 
 app = typer.Typer(
@@ -38,8 +42,10 @@ def version() -> None:
     console.out(__version__)
 
 
-for _verb in (plan, check, init, schema, slices):
+for _verb in (train, plan, check, init, schema, slices, logs, stop):
     app.command()(_verb)
+app.add_typer(jobs, name="jobs")
+app.add_typer(cluster.app, name="cluster")
 
 
 def main() -> NoReturn:
@@ -57,7 +63,7 @@ def run(argv: list[str]) -> int:
         return request.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.DETACHED
-    except BrokenPipeError:
+    except console.ReaderLeftError:
         return _leave_broken_pipe()
     except Exception as error:  # noqa: BLE001 — the border: anything else is a fault of ours, said in one line
         return _confess(error)

@@ -17,10 +17,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+class ReaderLeftError(Exception):
+    """Whoever read our stdout has gone, as ``head`` does. No ``OSError``, which click would end with exit code 1."""
+
+
 def out(text: str) -> None:
     """Write one line of data to stdout."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        raise ReaderLeftError from error
 
 
 def say(text: str) -> None:

@@ -49,7 +49,7 @@ def explain(error: TrainingFailedError, *, start_timeout_seconds: float) -> Tpuc
         if isinstance(cause, WorkerGroupStartupTimeoutError):
             return CapacityError(
                 f"the slice's hosts did not all come within {start_timeout_seconds:.0f} s",
-                hint="`tpuctl cluster status` shows each slice and why it is not free; [job] start_timeout waits longer",
+                hint="`tpuctl cluster status` says why a slice is not free; [job] start_timeout waits longer",
             )
         if isinstance(cause, WorkerGroupStartupFailedError):
             return CapacityError(f"the slice's hosts could not be started: {_first_line(str(cause))}")

@@ -129,11 +129,16 @@ class _Joining:
 
 
 def join(joining: _Joining) -> None:
-    """Import JAX in this worker and join the others. On a TPU host only the TPU will do as platform."""
+    """Import JAX in this worker and join the others. On a TPU host only the TPU will do as platform.
+
+    A process on its own has nobody to join, and without a cluster XLA's CPU devices meet in memory, not over TCP.
+    """
     os.environ.setdefault("JAX_PLATFORMS", "tpu")
     os.environ.update(joining.slice_environment)
     import jax
 
+    if joining.processes == 1:
+        return
     jax.distributed.initialize(
         joining.coordinator,
         joining.processes,
@@ -146,6 +151,8 @@ def leave() -> None:
     """Leave the cluster that ``join`` entered."""
     import jax
 
+    if not jax.distributed.is_initialized():
+        return
     try:
         jax.distributed.shutdown()
     except RuntimeError as error:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from tpuctl.plan.schema import Plan
+from tpuctl.text import load_tokenizer
 from tpuctl.train.data.corpus import open_corpus
 from tpuctl.train.data.stream import Stream, TokenizerRef, eval_stream, prepare_tokenizer, train_stream
 
@@ -37,5 +39,7 @@ def prepare(plan: Plan) -> Text:
     return Text(
         train=train_stream(plan.data, plan.train, corpus=corpus, tokenizer=tokenizer),
         held_out=held_out,
-        real_vocab=tokenizer.load().vocab_size,
+        real_vocab=load_tokenizer(
+            tokenizer.name, directory=Path(tokenizer.directory), vocab_size=tokenizer.vocab_size
+        ).vocab_size,
     )

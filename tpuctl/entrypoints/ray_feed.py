@@ -41,7 +41,7 @@ class RayFeed:
 
     def __init__(self, train: Stream, *, held_out: Stream | None, rows: Sequence[int], readers: int) -> None:
         # Ray Data tells of every start and end, and dumps its metrics each second; errors reach us as exceptions.
-        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         self._train = train
         self._rows = tuple(rows)
         self._readers = max(1, min(readers, len(self._rows)))
@@ -102,9 +102,11 @@ def _pieces(reader: LaneReader) -> Generator[Piece]:
         for table in tables:
             yield _piece(table, lanes=reader.lanes)
     except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, TpuctlError):
-            raise error.cause from error
-        raise
+        cause = error.cause
+        if not isinstance(cause, TpuctlError):
+            raise
+        # Made anew: Ray has added advice about its own settings to the text of this one.
+        raise type(cause)(cause.message, hint=cause.hint, where=cause.where) from error
 
 
 def _context(block_bytes: int) -> DataContext:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import time
+from typing import cast
 
 import ray
 from ray.train.v2.api.exceptions import TrainingFailedError
+from ray.train.v2.api.result import Result
 
 from tpuctl import __version__
 from tpuctl.entrypoints.attempt import HeldRun, Identity
@@ -78,7 +80,7 @@ def _train(plan: Plan, identity: Identity) -> HostResult:
         simulated=simulated,
     )
     try:
-        value = trainer.fit().return_value
+        value = cast(Result, trainer.fit()).return_value
     except TrainingFailedError as error:
         raise explain(error, start_timeout_seconds=plan.job.start_timeout_seconds) from error
     assert isinstance(value, HostResult), "train_host returns one"

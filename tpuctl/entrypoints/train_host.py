@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -58,6 +59,9 @@ def train_host(config: dict[str, Any]) -> HostResult:
     from tpuctl.train.devices import verify_devices
     from tpuctl.train.loop import run
 
+    # Both tell of every step of a save; what matters of it comes as our own events.
+    for name in ("absl", "orbax"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
     verify_devices(given.plan, simulated=simulated)
     watch = StopWatch(given.job)

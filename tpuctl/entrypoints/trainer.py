@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ray.train import Result
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2.api.callback import RayTrainCallback
 from ray.train.v2.api.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
@@ -32,7 +31,7 @@ _ENVIRONMENT = {
 
 
 def make_trainer(
-    plan: Plan, work: Callable[[dict[str, Any]], None], *, config: Mapping[str, Any], storage: str, simulated: bool
+    plan: Plan, work: Callable[[dict[str, Any]], Any], *, config: Mapping[str, Any], storage: str, simulated: bool
 ) -> SliceTrainer:
     """The trainer that runs ``work(config)`` on every host of the plan's slices, or raises within the plan's time."""
     os.environ.update(_ENVIRONMENT)
@@ -72,7 +71,7 @@ class SliceTrainer(JaxTrainer):
     The cleaner frees the placement groups of a controller that died; ours end with the job, and the job with us.
     """
 
-    def _initialize_and_run_controller(self, **arguments: Any) -> Result:
+    def _initialize_and_run_controller(self, **arguments: Any) -> Any:
         failure_config = self.run_config.failure_config
         assert isinstance(failure_config, FailureConfig), "make_trainer sets one"
         policy = ReasonedFailurePolicy(failure_config)

@@ -7,6 +7,7 @@ import re
 import tomllib
 from typing import Any
 
+from tpuctl.errors import UsageError
 from tpuctl.recipe.settings import LARGEST_INT, Key, range_text
 
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:d|h|m|s))+")
@@ -199,6 +200,24 @@ def _duration_seconds(key: Key, text: str) -> float:
         return float(compact)
     if not _DURATION.fullmatch(compact):
         raise _wrong(key, text, hint="write e.g. 90, '90s', '30m' or '1h30m'")
+    return _sum_of_parts(compact)
+
+
+def parse_duration(text: str, *, option: str) -> float:
+    """Seconds in a duration given as a command-line option.
+
+    Raises:
+        UsageError: it is no duration, or not a positive one.
+    """
+    compact = text.replace(" ", "").lower()
+    if _DURATION.fullmatch(compact):
+        return _sum_of_parts(compact)
+    if _reads_as_number(compact) and 0 <= float(compact) < math.inf:
+        return float(compact)
+    raise UsageError(f"{option}: expected {_WORDS['duration']}, got {text!r}")
+
+
+def _sum_of_parts(compact: str) -> float:
     return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in _DURATION_PART.findall(compact))
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tpuctl.connection import AuthError
 from tpuctl.errors import ClusterError, JobNotFoundError
@@ -19,7 +20,7 @@ from tpuctl.runs.events import Event
 from tpuctl.submit.jobs import JobInfo, Jobs, LogStream, LogUnreadableError, StreamClosedError
 from tpuctl.submit.lines import Line, LineReader
 from tpuctl.submit.outcome import Outcome, judge
-from tpuctl.submit.transcript import LineEnds, Placement, Transcript, start_of_last_lines, unify_line_ends
+from tpuctl.submit.transcript import StreamView, Transcript, start_of_last_lines, unify_line_ends
 
 # A fetch of the whole log may take this share of the time, however long the log is.
 _FETCH_SHARE = 5
@@ -72,18 +73,18 @@ def follow(
 
 
 def read_lines(
-    jobs: Jobs, submission_id: str, *, tail: int | None = None, secrets: Iterable[str] = ()
+    jobs: Jobs, submission_id: str, *, tail: int | None = None, host: int | None = None, secrets: Iterable[str] = ()
 ) -> Iterator[Line]:
-    """The log as it stands, or its last ``tail`` lines."""
+    """The log as it stands, of one host or of all; its last ``tail`` lines or all."""
     log = unify_line_ends(jobs.read_log(submission_id), final=True)
     reader = LineReader(secrets=secrets)
     reader.learn(log)
-    start = 0 if tail is None else start_of_last_lines(log, tail)
-    while start < len(log):
-        end = log.find("\n", start)
-        end = len(log) if end < 0 else end
-        yield reader.read(log[start:end])
-        start = end + 1
+    start = 0 if tail is None or host is not None else start_of_last_lines(log, tail)
+    lines = (reader.read(raw) for raw in _lines_from(log, start))
+    if host is None:
+        yield from lines
+    else:
+        yield from deque((line for line in lines if line.host == host), maxlen=tail)
 
 
 class _Follower:
@@ -113,7 +114,8 @@ class _Follower:
             pause = self._pace.first_pause_seconds if moved else min(pause * 2, self._pace.longest_pause_seconds)
             info = self._rest(pause)
         self._finish()
-        return judge(info, failed=self._failed)
+        outcome = judge(info, failed=self._failed)
+        return replace(outcome, reason=self._reader.mask(outcome.reason)) if outcome.reason else outcome
 
     def _skip_to_tail(self, tail: int) -> None:
         log = self._fetch()
@@ -143,7 +145,7 @@ class _Follower:
         return info
 
     def _drain(self, stream: LogStream) -> None:
-        view = _StreamView(self._transcript)
+        view = StreamView(self._transcript)
         asked = heard = self._clock.now()
         stall = self._pace.stall_seconds
         while True:
@@ -164,7 +166,7 @@ class _Follower:
                 # A job may rightly be quiet for hours: look less and less often.
                 heard, stall = now, min(2 * stall, _LONGEST_STALL * self._pace.stall_seconds)
 
-    def _look_up(self, view: _StreamView | None = None) -> bool:
+    def _look_up(self, view: StreamView | None = None) -> bool:
         """Show what the whole log has beyond ours, and learn where a stream stands in it. True if there was more."""
         before = self._transcript.offset
         try:
@@ -245,41 +247,12 @@ class _Follower:
             raise _lost(error, self._id) from error
 
 
-class _StreamView:
-    """A stream beside the transcript: where it stands in the log, if that is known, and what of it is new."""
-
-    def __init__(self, transcript: Transcript) -> None:
-        self.line_ends = LineEnds()
-        self.waiting = False
-        """Whether text has come that can't be shown until its place in the log is known."""
-        self._transcript = transcript
-        self._placement = Placement()
-        self._position: int | None = None
-
-    def take(self, text: str) -> Iterator[str]:
-        """The next text of the stream; yields the lines it adds."""
-        if self._position is None:
-            self._placement.add(text)
-            self.waiting = True
-            return
-        unseen = self._transcript.offset - self._position
-        self._position += len(text)
-        yield from self._transcript.extend(text[max(0, unseen) :])
-
-    def place_in(self, log: str) -> None:
-        """Try to find the stream's place in a log that the transcript has just caught up with."""
-        if not self.waiting:
-            return
-        end = self._placement.end_in(log)
-        if end is not None and end <= self._transcript.offset:
-            self._position, self._placement = end, Placement()
-        self.waiting = False
-
-    def assume_from_start(self) -> Iterator[str]:
-        """Take the stream for a replay from the log's first character."""
-        text, self._placement = self._placement.text, Placement()
-        self._position, self.waiting = 0, False
-        return self.take(text)
+def _lines_from(log: str, start: int) -> Iterator[str]:
+    while start < len(log):
+        end = log.find("\n", start)
+        end = len(log) if end < 0 else end
+        yield log[start:end]
+        start = end + 1
 
 
 def _lost(error: ClusterError | JobNotFoundError, submission_id: str) -> ClusterError:

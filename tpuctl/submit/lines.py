@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -19,6 +19,7 @@ MASK = "***"
 
 _PREFIX = re.compile(r"(?:\x1b\[[\d;]*m)*\((?P<source>[^()\n]*?pid=\d+(?:, ip=[^()\s]+)?)\)(?:\x1b\[[\d;]*m)* ")
 _SHORT = 4
+_SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,11 +39,11 @@ class LineReader:
 
     def __init__(self, *, secrets: Iterable[str] = ()) -> None:
         self._hosts: dict[str, int] = {}
-        self._mask = Masker(secrets)
+        self.mask = Masker(secrets)
 
     def read(self, raw: str) -> Line:
         """The line that ``raw`` is."""
-        raw = self._mask(raw)
+        raw = self.mask(raw)
         event = parse_line(raw) if MARK in raw else None
         match = _PREFIX.match(raw)
         if match is None:
@@ -62,6 +63,12 @@ class LineReader:
             if '"event":"host"' in line:
                 self.read(line)
             place = log.find(MARK, start + len(line))
+
+
+def known_secrets(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Values of our own environment that are secrets by their names. A job's secrets mostly come from there, and where
+    its plan is not at hand, as when only its log is read, this is all that can be known of them."""
+    return tuple(value for name, value in environ.items() if value and _SECRET_NAME.search(name))
 
 
 class Masker:

@@ -108,6 +108,43 @@ class LineEnds:
         return self._decoder.decode(text)
 
 
+class StreamView:
+    """A stream beside the transcript: where it stands in the log, if that is known, and what of it is new."""
+
+    def __init__(self, transcript: Transcript) -> None:
+        self.line_ends = LineEnds()
+        self.waiting = False
+        """Whether text has come that can't be shown until its place in the log is known."""
+        self._transcript = transcript
+        self._placement = Placement()
+        self._position: int | None = None
+
+    def take(self, text: str) -> Iterator[str]:
+        """The next text of the stream; yields the lines it adds."""
+        if self._position is None:
+            self._placement.add(text)
+            self.waiting = True
+            return
+        unseen = self._transcript.offset - self._position
+        self._position += len(text)
+        yield from self._transcript.extend(text[max(0, unseen) :])
+
+    def place_in(self, log: str) -> None:
+        """Try to find the stream's place in a log that the transcript has just caught up with."""
+        if not self.waiting:
+            return
+        end = self._placement.end_in(log)
+        if end is not None and end <= self._transcript.offset:
+            self._position, self._placement = end, Placement()
+        self.waiting = False
+
+    def assume_from_start(self) -> Iterator[str]:
+        """Take the stream for a replay from the log's first character."""
+        text, self._placement = self._placement.text, Placement()
+        self._position, self.waiting = 0, False
+        return self.take(text)
+
+
 def unify_line_ends(log: str, *, final: bool) -> str:
     """A whole log with one kind of line end. Unless it is final, a CR at its end waits, as ``LineEnds`` has it."""
     if "\r" not in log:

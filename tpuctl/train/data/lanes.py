@@ -46,7 +46,7 @@ class Lane:
 
     def __init__(self, source: LaneSource, *, number: int, cursor: Int32[np.ndarray, " 4"]) -> None:
         self._source = source
-        self._number = number
+        self._number = int(number)
         self._step, self._turn, self._place = (int(value) for value in cursor[:3])
         self._document: Document | None = None
         self.skipped_rows = 0

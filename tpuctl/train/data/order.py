@@ -87,7 +87,8 @@ class ChunkOrder:
 
 def permutation(size: int, *key: int) -> Int64[np.ndarray, " size"]:
     """A permutation of ``range(size)`` that depends on the key alone: the order of hashes of key and number."""
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    numbers = ",".join(str(int(number)) for number in key)
+    digest = hashlib.blake2b(numbers.encode(), digest_size=8).digest()
     return np.argsort(_splitmix64(np.uint64(int.from_bytes(digest, "little")), size), kind="stable")
 
 

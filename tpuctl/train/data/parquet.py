@@ -39,11 +39,11 @@ def read_footer(path: str, *, column: str) -> Footer:
         metadata = file.metadata
         groups = [metadata.row_group(g) for g in range(metadata.num_row_groups)]
         chunks = [group.column(index) for group in groups]
-        counted = [c.statistics.null_count for c in chunks if c.is_stats_set and c.statistics.has_null_count]
+        all_null = pa.types.is_null(file.schema_arrow.field(column).type)
         return Footer(
             group_rows=tuple(group.num_rows for group in groups),
             group_bytes=tuple(chunk.total_uncompressed_size for chunk in chunks),
-            null_rows=sum(counted),
+            null_rows=file.metadata.num_rows if all_null else sum(map(_counted_nulls, chunks)),
         )
 
 
@@ -90,6 +90,11 @@ def _text_column_index(file: pq.ParquetFile, *, path: str, column: str) -> int:
         )
     leaves = [file.schema.column(i).path for i in range(len(file.schema))]
     return leaves.index(column)
+
+
+def _counted_nulls(chunk: pq.ColumnChunkMetaData) -> int:
+    counted = chunk.is_stats_set and chunk.statistics.has_null_count
+    return int(chunk.statistics.null_count) if counted else 0
 
 
 def _is_text(kind: pa.DataType) -> bool:
