@@ -130,16 +130,15 @@ class Connection:
                 self.websocket_url(path),
                 additional_headers=self.headers,
                 open_timeout=self._timeout_seconds,
-                close_timeout=1,
+                # Ray's server never reads from the socket, so it answers neither a ping nor a goodbye.
+                ping_interval=None,
+                close_timeout=0.1,
                 max_size=None,
                 proxy=None if self._loopback else True,
             )
         except InvalidStatus as error:
-            answer = error.response
-            request = httpx.Request("GET", self.address + path)
-            raise self._error(
-                httpx.Response(answer.status_code, content=bytes(answer.body or b""), request=request)
-            ) from None
+            body, request = bytes(error.response.body or b""), httpx.Request("GET", self.address + path)
+            raise self._error(httpx.Response(error.response.status_code, content=body, request=request)) from None
         except TimeoutError:
             raise UnreachableError(f"no answer from {self.address} in time") from None
         except (OSError, InvalidHandshake, EOFError) as error:

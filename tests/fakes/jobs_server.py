@@ -25,11 +25,11 @@ import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 _GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _TERMINAL = ("STOPPED", "SUCCEEDED", "FAILED")
-What = Literal["version", "status", "logs", "tail", "submit", "stop", "list", "package", "any"]
+What = Literal["version", "status", "logs", "tail", "submit", "stop", "list", "package", "raw_log", "any"]
 
 
 @dataclass(kw_only=True)
@@ -242,7 +242,7 @@ class _Handler(BaseHTTPRequestHandler):
                 401, "Unauthorized: Missing authentication token"
             )
             return
-        what, found = _recognise(method, path)
+        what, found = _recognise(method, self.path)
         fault = self.fake.take_fault(what)
         if fault is not None:
             _cut(self.connection) if fault.hang_up else self._answer(fault.status, fault.body)
@@ -270,6 +270,10 @@ class _Handler(BaseHTTPRequestHandler):
             escaped = bytes(job.log).decode("latin-1")
             text = json.dumps(escaped, ensure_ascii=False).encode("latin-1")
             self._answer(200, b'{"logs": ' + text + b"}", "application/json")
+
+    def _raw_log(self, submission_id: str, _: bytes) -> None:
+        if job := self._job(submission_id):
+            self._answer(200, bytes(job.log))
 
     def _submit(self, _: str, body: bytes) -> None:
         document = json.loads(body)
@@ -364,7 +368,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
-def _recognise(method: str, path: str) -> tuple[What, str]:
+def _recognise(method: str, target: str) -> tuple[What, str]:
+    path, query = urlsplit(target).path, parse_qs(urlsplit(target).query)
+    if path == "/api/v0/logs/file":
+        return "raw_log", query["filename"][0].removeprefix("job-driver-").removesuffix(".log")
     if path == "/api/version":
         return "version", ""
     if path == "/api/jobs/":

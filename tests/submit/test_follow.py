@@ -280,7 +280,19 @@ def test_follow_where_no_websocket_passes_still_shows_the_log_while_it_runs(serv
     assert following.text == as_text(numbered(0, 5))
 
 
+def test_follow_when_ray_can_neither_stream_nor_decode_the_log_reads_its_file(server: JobsServer) -> None:
+    server.fail("logs", status=500, body="Traceback\nUnicodeDecodeError: 'utf-8' codec", times=10**9)
+    log = b"a\n\xff\xfe bad\nend\n"
+    job = server.add_job("job", log=log, streams=[Stream(send_bytes=0, then="drop")] * 20)
+    following = Following(server)
+    following.wait_for(lambda text: len(text) == 3)
+    job.end("SUCCEEDED")
+    assert following.end().exit_code == ExitCode.DONE
+    assert following.text == as_text(log)
+
+
 def test_follow_when_the_log_cannot_be_read_back_takes_the_stream_alone(server: JobsServer) -> None:
+    server.fail("raw_log", status=404, times=10**9)
     server.fail("logs", status=500, body="Traceback\nUnicodeDecodeError: 'utf-8' codec", times=10**9)
     job = server.add_job("job", log=numbered(0, 3), streams=[Stream(send_bytes=16, then="drop")])
     following = Following(server)

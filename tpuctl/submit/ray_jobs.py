@@ -78,14 +78,15 @@ class RayJobs:
         return bool(answer.get("stopped"))
 
     def read_log(self, submission_id: str) -> str:
-        """The whole log; a byte that is not UTF-8 makes the server fail, which is ``LogUnreadableError``."""
+        """The whole log. Ray's server can't decode a log with a byte that is no UTF-8; its raw file serves then."""
+        path = f"{_path(submission_id)}/logs"
         try:
             with _job_may_be_missing(submission_id):
-                answer = self._connection.get_json(f"{_path(submission_id)}/logs", timeout=_TRANSFER_TIMEOUT_SECONDS)
+                answer = self._connection.get_json(path, timeout=_TRANSFER_TIMEOUT_SECONDS)
         except ResponseError as error:
-            if "UnicodeDecodeError" in error.body:
-                raise LogUnreadableError(f"the cluster can't read the log of {submission_id}: not UTF-8") from error
-            raise
+            if "UnicodeDecodeError" not in error.body:
+                raise
+            return self._read_log_file(submission_id)
         if not isinstance(answer, dict):
             raise _strange("a log", answer)
         return _without_surrogates(str(answer.get("logs") or ""))
@@ -117,6 +118,15 @@ class RayJobs:
                 raise
             size = len(content) / 1024**2
             raise UsageError(f"{self.address} takes no package of {size:.1f} MiB (HTTP 413)") from error
+
+    def _read_log_file(self, submission_id: str) -> str:
+        node = self._connection.get_json(_path(submission_id)).get("driver_node_id") or ""
+        wanted = {"node_id": node, "filename": f"job-driver-{submission_id}.log", "lines": -1}
+        try:
+            answer = self._connection.get("/api/v0/logs/file", params=wanted, timeout=_TRANSFER_TIMEOUT_SECONDS)
+        except ResponseError as error:
+            raise LogUnreadableError(f"the cluster can't read the log of {submission_id}: not UTF-8") from error
+        return answer.content.decode("utf-8", errors="replace")
 
 
 class _WebsocketStream:
