@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from tpuctl.errors import DataError
 
 PYTHON_STDLIB = "builtin:python-stdlib"
+HELD_OUT = "/held-out"
 
 # Raise this when the same interpreter would give other rows.
 _FORMAT = 1
@@ -62,7 +63,8 @@ def dataset_uris(uri: str, *, eval_uri: str | None, directory: Path) -> CorpusUr
     if uri != PYTHON_STDLIB:
         raise DataError(f"no built-in dataset {uri!r}", hint=f"there is {PYTHON_STDLIB}")
     built = build(directory)
-    return built if eval_uri is None else CorpusUris(train_uri=built.train_uri, eval_uri=eval_uri)
+    own = eval_uri not in (None, PYTHON_STDLIB + HELD_OUT)
+    return CorpusUris(train_uri=built.train_uri, eval_uri=eval_uri) if own else built
 
 
 def build(directory: Path) -> CorpusUris:
