@@ -8,110 +8,26 @@ from typing import Any
 
 import jax
 
-from tests.fakes.toy_training import Toy, ToyFeed, make_mesh, toy_program
-from tpuctl.modelspec import ModelSpec
-from tpuctl.plan.schema import (
-    BudgetPlan,
-    CheckpointPlan,
-    DataPlan,
-    ExpectPlan,
-    JobPlan,
-    MeshPlan,
-    OptimPlan,
-    Plan,
-    RunPlan,
-    SlicePlan,
-    TrainPlan,
-)
+from tests.fakes.tiny_training import SPEC, make_plan
+from tests.fakes.toy_training import SEQUENCE, VOCAB, WIDTH, Toy, ToyFeed, make_mesh, toy_program
+from tpuctl.plan.schema import CheckpointPlan, Plan
 from tpuctl.runs.events import Event
 from tpuctl.train.checkpoint import Checkpoints
 from tpuctl.train.provenance import provenance_of
 from tpuctl.train.stopping import StopReason
 from tpuctl.train.task import Task
 
+MODEL = dataclasses.replace(SPEC, name="toy", vocab_size=VOCAB, hidden_size=WIDTH)
+
 
 def toy_plan(directory: Path, **changes: Any) -> Plan:
     """A plan of 12 steps on one host with 4 devices; ``train__steps=20`` changes one field."""
-    plan = Plan(
-        kind="train",
-        entrypoint="tpuctl.entrypoints.train",
-        tpuctl_version="0",
-        run=RunPlan(name="toy", directory=str(directory), shared=False),
-        slice=SlicePlan(
-            generation="v6e",
-            accelerator_type="TPU-V6E",
-            pod_type="v6e-4",
-            topology="2x2",
-            machine="ct6e-standard-4t",
-            slices=1,
-            hosts=1,
-            chips=4,
-            chips_per_host=4,
-            devices_per_chip=1,
-        ),
-        mesh=MeshPlan(slice=1, data=4, fsdp=1, tensor=1),
-        model=ModelSpec(
-            name="toy",
-            vocab_size=32,
-            hidden_size=8,
-            num_layers=1,
-            num_heads=1,
-            num_kv_heads=1,
-            head_dim=8,
-            mlp_size=8,
-        ),
-        data=DataPlan(
-            uri="toy",
-            eval_uri="toy-held-out",
-            text_column="text",
-            tokenizer="bytes",
-            packing=True,
-            ragged="drop",
-            epochs=0,
-            shuffle=True,
-            seed=0,
-            readers_per_host=1,
-        ),
-        optim=OptimPlan(
-            learning_rate=0.05,
-            schedule="cosine",
-            warmup_steps=5,
-            decay_steps=35,
-            final_ratio=0.0,
-            weight_decay=0.01,
-            beta1=0.9,
-            beta2=0.999,
-            epsilon=1e-8,
-            clip_norm=None,
-        ),
-        train=TrainPlan(
-            steps=12,
-            global_batch=8,
-            microbatches=1,
-            sequence_length=16,
-            seed=0,
-            compute_dtype="float32",
-            remat="none",
-            z_loss=0.0,
-            dropout=0.1,
-            log_every=1,
-            eval_every=0,
-            eval_batches=0,
-        ),
+    plan = make_plan(model=MODEL, mesh={"data": 4}, steps=12, sequence_length=SEQUENCE, dropout=0.1, remat="none")
+    plan = dataclasses.replace(
+        plan,
+        run=dataclasses.replace(plan.run, directory=str(directory)),
+        data=dataclasses.replace(plan.data, eval_uri="toy-held-out"),
         checkpoint=CheckpointPlan(every=4, keep=3, resume="auto"),
-        job=JobPlan(
-            env={},
-            secrets={},
-            pip=(),
-            max_failures=0,
-            timeout_seconds=None,
-            start_timeout_seconds=60.0,
-            stop_grace_seconds=60.0,
-        ),
-        expect=ExpectPlan(max_eval_loss=None, max_bits_per_byte=None),
-        budget=BudgetPlan(
-            parameters=0, hbm_bytes=0, state_bytes=0, gradient_bytes=0, activation_bytes=0, logit_bytes=0
-        ),
     )
     for path, value in changes.items():
         section, field = path.split("__")
@@ -130,6 +46,7 @@ class Run:
         devices: list[Any] | None = None,
         length: list[int] | None = None,
         job: str = "job-1",
+        checkpoint_timeout_seconds: float = 60.0,
     ) -> None:
         self.events: list[Event] = []
         self.asked_to_stop_at: int | None = None
@@ -140,7 +57,10 @@ class Run:
             program=toy_program(mesh, toy or Toy(rows=plan.train.global_batch)),
             feed=ToyFeed(rows, length=length),
             checkpoints=Checkpoints(
-                f"{plan.run.directory}/checkpoints", provenance=provenance_of(plan, job=job), keep=plan.checkpoint.keep
+                f"{plan.run.directory}/checkpoints",
+                provenance=provenance_of(plan, job=job),
+                keep=plan.checkpoint.keep,
+                timeout_seconds=checkpoint_timeout_seconds,
             ),
             emit=self.events.append,
             stop=self._stop,

@@ -18,11 +18,12 @@ from jaxtyping import Float, Int, Key
 
 from tpuctl.modelspec import ModelSpec
 from tpuctl.nn.attention import CONTEXT_NAME, AttentionKernel, attend
-from tpuctl.nn.layers import ParamMaker, RMSNorm, Rotary, SwiGLU, dropout, rotary
+from tpuctl.nn.layers import ParamMaker, RMSNorm, Rotary, SwiGLU, dropout, project, rotary
 from tpuctl.nn.partition import WHOLE, Partition
 from tpuctl.plan.schema import RematPolicy
 
 _EMBED_STD = 0.02
+_MAX_WEIGHTS = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,10 +74,10 @@ class Attention(nnx.Module):
     def __call__(self, x: Float[Array, "b s d"], context: _Context, options: ForwardOptions) -> Float[Array, "b s d"]:
         """Partial sums over ``tensor``, to be added up by the caller's ``scatter_sequence``."""
         weight = options.partition.weight
-        q, k, v = (jnp.einsum("bsd,dhk->bshk", x, weight(param)) for param in (self.query, self.key, self.value))
+        q, k, v = (project(x, weight(param)) for param in (self.query, self.key, self.value))
         q, k = context.rotary.rotate(q), context.rotary.rotate(k)
         mixed = attend(q, k, v, segment_ids=context.segment_ids, kernel=options.kernel)
-        return jnp.einsum("bshk,hkd->bsd", mixed, weight(self.out))
+        return project(mixed, weight(self.out))
 
 
 class Block(nnx.Module):
@@ -101,13 +102,14 @@ class Block(nnx.Module):
 class Decoder(nnx.Module):
     """Token rows → hidden states; the head's matrix turns those into logits."""
 
-    def __init__(self, spec: ModelSpec, *, rngs: nnx.Rngs) -> None:
-        make = ParamMaker(rngs=rngs)
+    def __init__(self, spec: ModelSpec, *, key: Key[Array, ""]) -> None:
+        keys = iter(jax.random.split(key, _MAX_WEIGHTS))
+        make = ParamMaker(keys=keys)
         self.num_layers = spec.num_layers
         self.head_dim = spec.head_dim
         self.rope_theta = spec.rope_theta
         self.embedding = make.normal((spec.vocab_size, spec.hidden_size), ("vocab", "embed"), std=_EMBED_STD)
-        self.layers = Block(spec, make=ParamMaker(rngs=rngs, layers=spec.num_layers))
+        self.layers = Block(spec, make=ParamMaker(keys=keys, layers=spec.num_layers))
         self.final_norm = RMSNorm(spec.hidden_size, epsilon=spec.norm_eps, make=make)
         head_shape = (spec.hidden_size, spec.vocab_size)
         self.head = None if spec.tied_embedding else make.normal(head_shape, ("embed", "vocab"), std=_EMBED_STD)
@@ -151,8 +153,8 @@ def rematerialised(layer: Callable[..., Any], policy: RematPolicy) -> Callable[.
 
     ``full`` keeps only the layer's input, ``attention`` also attention's result, ``dots`` also every matrix
     product, ``none`` everything but the gathered weights: those are gathered again under every policy, else a
-    device would hold the whole model. (So nothing may reshape a gathered weight before its product: the reshaped
-    one would be kept.)
+    device would hold the whole model. (So nothing may reshape a gathered weight outside of ``layers.project``: the
+    reshaped one would be kept.)
     """
     policies = jax.checkpoint_policies
     keep = {

@@ -5,13 +5,15 @@ Every parameter names its logical axes; where they lie is ``mesh.RULES``' busine
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Float, Int, Key
 
 from tpuctl.nn.partition import Partition
@@ -19,14 +21,17 @@ from tpuctl.nn.partition import Partition
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParamMaker:
-    """Makes parameters, stacked ``layers`` deep where that is set, so that a scan can run over them."""
+    """Makes parameters, stacked ``layers`` deep where that is set, so that a scan can run over them.
 
-    rngs: nnx.Rngs
+    ``keys`` are split off all at once: each further split would cost a tenth of a second of compile time.
+    """
+
+    keys: Iterator[Key[Array, ""]]
     layers: int | None = None
 
     def normal(self, shape: tuple[int, ...], axes: tuple[str, ...], *, std: float) -> nnx.Param[Any]:
         """A weight drawn from a normal distribution cut off at two standard deviations."""
-        draw = jax.random.truncated_normal(self.rngs.params(), -2.0, 2.0, self._stacked(shape), jnp.float32)
+        draw = jax.random.truncated_normal(next(self.keys), -2.0, 2.0, self._stacked(shape), jnp.float32)
         return nnx.Param(draw * std, axes=self._axes(axes))
 
     def ones(self, shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param[Any]:
@@ -50,7 +55,7 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
         """Normalised over the last dimension, in the dtype of ``x``."""
         wide = x.astype(jnp.float32)
-        inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.epsilon)
+        inverse = lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.epsilon)
         return (wide * inverse * self.scale[...].astype(jnp.float32)).astype(x.dtype)
 
 
@@ -64,8 +69,42 @@ class SwiGLU(nnx.Module):
 
     def __call__(self, x: Float[Array, "b s d"], *, partition: Partition) -> Float[Array, "b s d"]:
         """Partial sums over ``tensor``, to be added up by the caller's ``scatter_sequence``."""
-        gate = x @ partition.weight(self.gate)
-        return (jax.nn.silu(gate) * (x @ partition.weight(self.up))) @ partition.weight(self.down)
+        gate, up = project(x, partition.weight(self.gate)), project(x, partition.weight(self.up))
+        return project(jax.nn.silu(gate) * up, partition.weight(self.down))
+
+
+@jax.custom_vjp
+def project(x: Float[Array, "b s *inside"], weight: Float[Array, "*inside *outside"]) -> Float[Array, "b s *outside"]:
+    """``x`` times a weight, over all of ``x``'s dimensions but the first two.
+
+    With gradients of its own: automatic ones ask for the cotangent transposed, and XLA's CPU compiler then fuses
+    that transposition into whatever made the cotangent, at a tenth of the speed.
+    """
+    shape = (*x.shape[:2], *weight.shape[x.ndim - 2 :])
+    return (_rows(x) @ _matrix(weight, x)).reshape(shape)
+
+
+def _project_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
+    return project(x, weight), (x, weight)
+
+
+def _project_backward(saved: tuple[Array, Array], d_out: Array) -> tuple[Array, Array]:
+    x, weight = saved
+    rows = _rows(d_out)
+    d_x = lax.dot_general(rows, _matrix(weight, x), (((1,), (1,)), ((), ())))
+    d_weight = lax.dot_general(_rows(x), rows, (((0,), (0,)), ((), ())))
+    return d_x.reshape(x.shape), d_weight.reshape(weight.shape)
+
+
+project.defvjp(_project_forward, _project_backward)
+
+
+def _rows(x: Array) -> Float[Array, "rows columns"]:
+    return x.reshape(x.shape[0] * x.shape[1], -1)
+
+
+def _matrix(weight: Array, x: Array) -> Float[Array, "inside outside"]:
+    return weight.reshape(math.prod(x.shape[2:]), -1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

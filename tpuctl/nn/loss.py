@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 
 _CHUNK_TOKENS = 2048
 _CHUNK_BYTES = 1 << 30
-_MIN_CHUNKS = 4
+_MIN_CHUNKS = 2
 _EXCLUDED = -1e30
 
 

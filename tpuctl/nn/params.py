@@ -22,7 +22,7 @@ type ParamTree = dict[str, Any]
 
 def init_params(spec: ModelSpec, key: Key[Array, ""]) -> ParamTree:
     """New f32 parameters, a pure function of ``key``."""
-    tree: ParamTree = nnx.to_pure_dict(nnx.state(Decoder(spec, rngs=nnx.Rngs(params=key))))
+    tree: ParamTree = nnx.to_pure_dict(nnx.state(Decoder(spec, key=key)))
     return tree
 
 
@@ -50,4 +50,4 @@ def _axes(node: Any) -> Any:
 
 @functools.cache
 def _template(spec: ModelSpec) -> tuple[Any, Any]:
-    return nnx.split(nnx.eval_shape(lambda: Decoder(spec, rngs=nnx.Rngs(params=jax.random.key(0)))))
+    return nnx.split(nnx.eval_shape(lambda: Decoder(spec, key=jax.random.key(0))))

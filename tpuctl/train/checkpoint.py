@@ -145,7 +145,7 @@ class Checkpoints:
             raise failed(f"checkpoint of step {step} could not be saved", error) from error
         self._last_step, self._has_saved = step, True
         saved = Saved(step=step, path=self.path(step), kind=kind, blocked_seconds=time.monotonic() - started)
-        self._finishing = threading.Thread(target=self._finish, args=(saved,), name="finish-save")
+        self._finishing = threading.Thread(target=self._finish, args=(saved,), name="finish-save", daemon=True)
         self._finishing.start()
 
     def poll(self) -> list[Saved]:
@@ -157,11 +157,10 @@ class Checkpoints:
         self._raise_failure()
         return [self._completed.popleft() for _ in range(len(self._completed))]
 
-    def wait(self) -> None:
+    def wait(self, *, timeout_seconds: float | None = None) -> None:
         """Block until no save is under way. A failure is told by ``poll``."""
         if self._finishing is not None:
-            self._finishing.join()
-            self._finishing = None
+            self._finishing.join(timeout_seconds)
 
     def restore(self, step: int, abstract_state: Any) -> Any:
         """The state saved as ``step``, in the types, dtypes and shardings of ``abstract_state``.

@@ -20,9 +20,14 @@ def does_not_fit(subject: str, found: list[str]) -> CheckpointError:
 
 def failed(message: str, error: BaseException) -> CheckpointError:
     """The error for a save or restore that failed: its cause, or the hosts that a meeting waited for in vain."""
-    causes = [error, *([error.__cause__] if error.__cause__ else [])]
-    missing = sorted({int(number) for cause in causes for number in re.findall(r"/task:(\d+)", str(cause))})
+    missing = missing_hosts("\n".join(str(cause) for cause in (error, error.__cause__) if cause))
     if missing:
         return CheckpointError(f"{message}: missing hosts {', '.join(map(str, missing))}")
     lines = str(error).strip().splitlines() or [""]
     return CheckpointError(f"{message}: {type(error).__name__}: {lines[0]}")
+
+
+def missing_hosts(text: str) -> list[int]:
+    """The hosts that JAX's coordination service names in the error of a barrier: one a line, the first few."""
+    listing = re.search(r"timed out task names:\s*((?:\d+\s+)*)", text)
+    return sorted(int(number) for number in listing.group(1).split()) if listing else []

@@ -26,6 +26,8 @@ from tpuctl.train.task import Result, Task
 from tpuctl.train.telling import Teller
 from tpuctl.train.watchdog import Watchdog, end_process
 
+LAST_SAVE_SECONDS = 60.0
+
 
 def run(task: Task) -> Result:
     """Train until the plan's last step, the end of the data, or a reason to stop. Ends with a complete checkpoint.
@@ -40,10 +42,10 @@ def run(task: Task) -> Result:
         return attempt.run()
     except TpuctlError as error:
         attempt.tell.failed(error.message, step=attempt.step)
+        # The save under way may be the last good one. Other errors mean that a host is gone: then it can't end.
+        task.checkpoints.wait(timeout_seconds=LAST_SAVE_SECONDS)
         raise
     finally:
-        # On an error too: the save under way may be the last good one.
-        task.checkpoints.wait()
         attempt.batches.close()
 
 
@@ -139,7 +141,7 @@ class _Attempt:
     def _account(self, dispatched: _Dispatched, values: Any) -> None:
         step, tokens = dispatched.step, int(values["tokens"])
         if not values["finite"]:
-            self.task.checkpoints.wait()
+            self.task.checkpoints.wait(timeout_seconds=LAST_SAVE_SECONDS)
             raise NonFiniteLoss(
                 step=step,
                 loss=float(values["loss"]),

@@ -12,7 +12,10 @@ from typing import Any, Protocol
 import jax
 from jaxtyping import Array, Float32, Int32
 
+from tpuctl.plan.schema import Plan
 from tpuctl.train.batch import HostBatch
+from tpuctl.train.state import abstract_state, init_state
+from tpuctl.train.step import abstract_batch, make_eval_step, make_global_batch, make_train_step
 
 
 class State(Protocol):
@@ -59,3 +62,24 @@ class Program:
     train_step: Any
     eval_step: Any
     assemble: Callable[[HostBatch, bool], Any]
+
+
+def program_for(plan: Plan, mesh: jax.sharding.Mesh, *, real_vocab: int | None = None) -> Program:
+    """The program of a plan. ``real_vocab``: token ids that exist, if fewer than the model's rows.
+
+    Raises:
+        MeshError: batch, sequence or model do not divide over the mesh.
+    """
+
+    def assemble(batch: HostBatch, stop_vote: bool) -> Any:
+        return make_global_batch(batch, mesh, global_batch=plan.train.global_batch, stop_vote=stop_vote)
+
+    return Program(
+        mesh=mesh,
+        abstract_state=abstract_state(plan, mesh),
+        abstract_batch=abstract_batch(plan, mesh),
+        init=lambda: init_state(plan, mesh),
+        train_step=make_train_step(plan, mesh, real_vocab=real_vocab),
+        eval_step=make_eval_step(plan, mesh, real_vocab=real_vocab),
+        assemble=assemble,
+    )

@@ -105,7 +105,7 @@ def _train_step(program: LossProgram, state: TrainState, batch: GlobalBatch) -> 
     plan = program.plan
     grads, sums = gradients(program, state.params, batch, key=state.step_key())
     per_token = 1.0 / jnp.maximum(sums.tokens, 1)
-    norm = optax.global_norm(grads) * per_token
+    norm = optax.tree.norm(grads) * per_token
     loss = sums.nats * per_token
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     rate = learning_rate_schedule(plan.optim, steps=plan.train.steps)(state.step)
