@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -44,6 +45,10 @@ class TpuctlError(Exception):
         self.message = message
         self.hint = hint
         self.where = where
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Cross a process border whole, whatever the class's own constructor asks for."""
+        return _rebuilt, (type(self), self.args, self.__dict__)
 
 
 class UsageError(TpuctlError):
@@ -100,3 +105,10 @@ class ExpectationError(TpuctlError):
     """The job ended well but missed a gate of the recipe's ``[expect]`` table."""
 
     exit_code = ExitCode.EXPECTATION_MISSED
+
+
+def _rebuilt(kind: type[TpuctlError], args: tuple[Any, ...], state: dict[str, Any]) -> TpuctlError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error

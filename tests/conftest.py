@@ -1,0 +1,35 @@
+"""Runs before any test imports JAX: eight virtual CPU devices, and never a chip."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tpuctl.cluster.registry import Cluster, Registry
+from tpuctl.cluster.shape import SimulatedShape
+from tpuctl.cluster.simulated import down, up
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What tpuctl remembers of this machine, for this test session alone."""
+    directory = tmp_path_factory.mktemp("state")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TPUCTL_STATE_DIR", str(directory))
+        yield directory
+
+
+@pytest.fixture(scope="session")
+def simulated_cluster(state_dir: Path) -> Iterator[Callable[[SimulatedShape], Cluster]]:
+    """Gives a running cluster of a shape: one for each shape, shared by all tests, ended when the last is done."""
+    registry = Registry(state_dir / "clusters")
+    yield lambda shape: up(shape, registry=registry)
+    for name in registry.names():
+        down(name, registry=registry)

@@ -1,0 +1,35 @@
+"""Dealing ranks: a host's number is its TPU worker id, and a gang with a hole is refused before it can hang."""
+
+import pytest
+
+from tpuctl.entrypoints.gang import Seat, deal_ranks
+from tpuctl.errors import ClusterError
+
+
+def seat(slice_name: str, worker_id: int) -> Seat:
+    return Seat(slice_name=slice_name, worker_id=worker_id, node=f"10.0.0.{worker_id}")
+
+
+def test_deal_ranks_shuffled_workers_follow_worker_ids() -> None:
+    seats = [seat("a", 1), seat("a", 2), seat("a", 3), seat("a", 0)]
+    assert deal_ranks(seats, slices=1, hosts=4) == [1, 2, 3, 0]
+
+
+def test_deal_ranks_two_slices_number_slice_by_slice() -> None:
+    seats = [seat("b", 1), seat("a", 0), seat("b", 0), seat("a", 1)]
+    assert deal_ranks(seats, slices=2, hosts=2) == [3, 0, 2, 1]
+
+
+def test_deal_ranks_doubled_worker_id_names_the_node() -> None:
+    with pytest.raises(ClusterError, match=r"slice a .* 1 on 10\.0\.0\.1, 1 on 10\.0\.0\.1"):
+        deal_ranks([seat("a", 1), seat("a", 1)], slices=1, hosts=2)
+
+
+def test_deal_ranks_id_that_drifted_on_one_host_is_refused() -> None:
+    with pytest.raises(ClusterError, match="worker ids 0 to 0, but has 1 on"):
+        deal_ranks([seat("a", 1)], slices=1, hosts=1)
+
+
+def test_deal_ranks_workers_of_two_slices_for_one_are_refused() -> None:
+    with pytest.raises(ClusterError, match="landed on 2 slices"):
+        deal_ranks([seat("a", 0), seat("b", 1)], slices=1, hosts=2)

@@ -1,0 +1,98 @@
+"""The command tree and the single border where errors become words and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+import typer
+
+from tpuctl.cli import cluster, console
+from tpuctl.cli.check import check
+from tpuctl.cli.init import init
+from tpuctl.cli.jobs import jobs
+from tpuctl.cli.logs import logs
+from tpuctl.cli.plan import plan
+from tpuctl.cli.schema import schema
+from tpuctl.cli.slices import slices
+from tpuctl.cli.stop import stop
+from tpuctl.cli.train import train
+from tpuctl.errors import ExitCode, TpuctlError
+
+app = typer.Typer(
+    name="tpuctl",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def tpuctl() -> None:
+    """Launch TPU jobs: a TOML recipe in, one intact slice, the logs in your terminal."""
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from tpuctl import __version__
+
+    console.out(__version__)
+
+
+for _verb in (train, plan, check, init, schema, slices, logs, stop):
+    app.command()(_verb)
+app.add_typer(jobs, name="jobs")
+app.add_typer(cluster.app, name="cluster")
+
+
+def main() -> NoReturn:
+    """Run the command line and exit. Every error of the program passes through here."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: list[str]) -> int:
+    """Run one command line and return its exit code."""
+    try:
+        return int(typer.main.get_command(app).main(argv, prog_name="tpuctl", standalone_mode=False) or 0)
+    except TpuctlError as error:
+        return _explain(error, argv)
+    except typer.Exit as request:
+        return request.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return ExitCode.DETACHED
+    except console.ReaderLeftError:
+        return _leave_broken_pipe()
+    except Exception as error:  # noqa: BLE001 — the border: anything else is a fault of ours, said in one line
+        return _confess(error)
+
+
+def _explain(error: TpuctlError, argv: list[str]) -> int:
+    if os.environ.get("TPUCTL_TRACEBACK") == "1":
+        import traceback
+
+        traceback.print_exception(error)
+    console.say_error(error)
+    if "json" in argv or "--output=json" in argv or "-ojson" in argv:
+        console.print_json(console.error_document(error))
+    return error.exit_code
+
+
+def _leave_broken_pipe() -> int:
+    """A reader such as ``head`` has left: point stdout at nothing, so that the interpreter's last flush is silent."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141
+
+
+def _confess(error: Exception) -> int:
+    if os.environ.get("TPUCTL_TRACEBACK") == "1":
+        raise error
+    show = getattr(error, "show", None)
+    if show is not None:  # click's usage errors know how to say themselves
+        show()
+        return int(getattr(error, "exit_code", ExitCode.USAGE))
+    console.say(f"tpuctl: internal error: {type(error).__name__}: {error}")
+    console.say("  hint: TPUCTL_TRACEBACK=1 shows where; please report it")
+    return ExitCode.JOB_FAILED

@@ -1,0 +1,38 @@
+"""Every option the verbs share, declared once, so that a flag means the same everywhere."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Output(StrEnum):
+    """The form of what goes to stdout."""
+
+    text = "text"
+    json = "json"
+
+
+RecipeArgument = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a TOML file.", show_default=False)]
+JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id, as `jobs ls` shows it.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="TABLE.KEY=VALUE", help="Override one key of the recipe; repeat for more.", show_default=False
+    ),
+]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="What stdout carries.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print ids only.")]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="URL",
+        help="Address of the Ray dashboard, e.g. http://head:8265. Default: the recipe's, then TPUCTL_CLUSTER, then "
+        "RAY_API_SERVER_ADDRESS, then a simulated slice on this machine.",
+        show_default=False,
+    ),
+]

@@ -1,0 +1,126 @@
+"""``tpuctl plan``: what a recipe amounts to, as it would run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tpuctl.cli import console
+from tpuctl.cli.options import Output, OutputOption, RecipeArgument, SetOption
+
+if TYPE_CHECKING:
+    from tpuctl.plan.schema import Plan
+
+
+def plan(recipe: RecipeArgument, set_: SetOption = None, output: OutputOption = Output.text) -> None:
+    """Show what a recipe amounts to: every default filled in, the memory it takes, what was chosen for you."""
+    from tpuctl.plan.environment import masked
+    from tpuctl.plan.schema import plan_to_json
+
+    decided = masked(resolve_recipe(recipe, set_ or ()))
+    if output is Output.json:
+        console.print_json(plan_to_json(decided))
+    else:
+        console.out(describe(decided))
+
+
+def resolve_recipe(recipe: Path, overrides: Sequence[str]) -> Plan:
+    """The plan of a recipe file here and now; its secrets are not masked."""
+    from tpuctl.plan.resolve import resolve
+    from tpuctl.recipe.load import load_recipe
+
+    return resolve(load_recipe(recipe, overrides=overrides), environ=os.environ, cwd=Path.cwd())
+
+
+def describe(plan: Plan) -> str:
+    """A masked plan for people, one line per part."""
+    lines = [
+        ("run", f"{plan.run.name} in {plan.run.directory}, resume {plan.checkpoint.resume}"),
+        ("slice", _slice(plan)),
+        (
+            "mesh",
+            f"slice {plan.mesh.slice} · data {plan.mesh.data} · fsdp {plan.mesh.fsdp} · tensor {plan.mesh.tensor}",
+        ),
+        ("model", _model(plan)),
+        ("data", _data(plan)),
+        ("train", _train(plan)),
+        ("optim", _optim(plan)),
+        ("checkpoint", _checkpoint(plan)),
+        ("job", _job(plan)),
+        ("memory", _memory(plan)),
+        *(("note", note) for note in plan.notes),
+    ]
+    return "\n".join(f"{name:<10}  {text}" for name, text in lines)
+
+
+def _slice(plan: Plan) -> str:
+    slices = plan.slice
+    several = slices.slices > 1
+    count = f"{slices.slices} slices of " if several else ""
+    chips = f"{slices.chips_per_host} chip{'s' * (slices.chips_per_host > 1)}"
+    hosts = f"{slices.hosts} host{'s' * (slices.hosts > 1)} × {chips} ({slices.machine})"
+    shape = f"{slices.generation} {slices.topology} ({slices.pod_type})"
+    return f"{count}{shape}: {hosts}{' each' * several}, {slices.total_devices} devices"
+
+
+def _model(plan: Plan) -> str:
+    model = plan.model
+    heads = f"{model.num_heads}/{model.num_kv_heads} heads × {model.head_dim}"
+    sizes = f"hidden {model.hidden_size}, {model.num_layers} layers, {heads}, mlp {model.mlp_size}"
+    return f"{model.name}: {plan.budget.parameters:,} parameters; {sizes}, vocabulary {model.vocab_size}"
+
+
+def _data(plan: Plan) -> str:
+    data = plan.data
+    held_out = f"held out {data.eval_uri}" if data.eval_uri else "nothing held out"
+    packed = "packed" if data.packing else "one document a row"
+    order = f"shuffled with seed {data.seed}" if data.shuffle else "in order"
+    epochs = f"{data.epochs} epochs" if data.epochs else "repeated"
+    return f"{data.uri} ({held_out}); tokenizer {data.tokenizer}; {packed}, {order}, {epochs}"
+
+
+def _train(plan: Plan) -> str:
+    train = plan.train
+    tokens = train.steps * train.global_batch * train.sequence_length
+    size = f"{train.steps} steps × {train.global_batch} sequences × {train.sequence_length} tokens = {tokens:,} tokens"
+    parts = f" in {train.microbatches} microbatches" if train.microbatches > 1 else ""
+    evaluation = f"evaluated every {train.eval_every}" if train.eval_every else "evaluated at the end"
+    return f"{size}{parts}; {train.compute_dtype}, remat {train.remat}" + (f"; {evaluation}" * bool(plan.data.eval_uri))
+
+
+def _optim(plan: Plan) -> str:
+    optim = plan.optim
+    schedule = f"{optim.schedule}, warm-up {optim.warmup_steps}"
+    if optim.decay_steps:
+        schedule += f", decay {optim.decay_steps} to {optim.final_ratio:g} of it"
+    clip = f"clipped at {optim.clip_norm:g}" if optim.clip_norm else "not clipped"
+    return f"AdamW, learning rate {optim.learning_rate:g} ({schedule}); weight decay {optim.weight_decay:g}; {clip}"
+
+
+def _checkpoint(plan: Plan) -> str:
+    every = f"every {plan.checkpoint.every} steps and at the end" if plan.checkpoint.every else "at the end"
+    return f"{every}, newest {plan.checkpoint.keep} kept"
+
+
+def _job(plan: Plan) -> str:
+    job = plan.job
+    limit = f"at most {job.timeout_seconds:g} s" if job.timeout_seconds else "no time limit"
+    variables = [f"{name}={value}" for name, value in {**job.env, **job.secrets}.items()]
+    extras = [f"env {' '.join(variables)}"] * bool(variables) + [f"pip {' '.join(job.pip)}"] * bool(job.pip)
+    return "; ".join([limit, f"{job.max_failures} restarts", *extras])
+
+
+def _memory(plan: Plan) -> str:
+    from tpuctl.plan.budget import gib
+
+    budget = plan.budget
+    parts = {
+        "state": budget.state_bytes,
+        "gradients": budget.gradient_bytes,
+        "activations": budget.activation_bytes,
+        "logits": budget.logit_bytes,
+    }
+    listed = ", ".join(f"{name} {gib(size)}" for name, size in parts.items())
+    return f"about {gib(budget.needed_bytes)} of {gib(budget.hbm_bytes)} per device ({listed})"

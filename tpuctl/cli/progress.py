@@ -1,0 +1,211 @@
+"""The phase line: reserved → hosts joined → compiled → step k of n, drawn from a job's events.
+
+One ``Progress`` holds what is known; a view draws it: a live bar on a terminal, a plain line every few seconds
+in a pipe, JSON lines for a program.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tpuctl.cli import console
+from tpuctl.runs.events import Event
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+PLAIN_INTERVAL_SECONDS = 5.0
+
+Clock = Callable[[], float]
+
+
+class View(Protocol):
+    """Where a followed job shows itself."""
+
+    def event(self, item: Event) -> None:
+        """An event of the job."""
+        ...
+
+    def line(self, text: str) -> None:
+        """Any other line of the job's log."""
+        ...
+
+    def close(self) -> None:
+        """The job is over, or we leave it."""
+        ...
+
+
+class PlainView:
+    """Lines on stdout: every phase at once, steps every few seconds."""
+
+    def __init__(self, *, clock: Clock = time.time, interval_seconds: float = PLAIN_INTERVAL_SECONDS) -> None:
+        self._clock = clock
+        self._started = clock()
+        self._interval_seconds = interval_seconds
+        self._next_step_line = 0.0
+        self._words = Wording()
+
+    def event(self, item: Event) -> None:
+        """Print the event, unless it is a step and one was printed a moment ago."""
+        text = self._words.of(item)
+        if text is None:
+            return
+        if item["event"] == "step":
+            if self._clock() < self._next_step_line and item.get("step") != item.get("steps"):
+                return
+            self._next_step_line = self._clock() + self._interval_seconds
+        self.line(f"[{self._clock() - self._started:7.1f} s] {text}")
+
+    def line(self, text: str) -> None:
+        """Print a line of the job's own."""
+        console.out(text)
+
+    def close(self) -> None:
+        """Nothing is pending."""
+
+
+class JsonView:
+    """One JSON object a line on stdout, for programs."""
+
+    def event(self, item: Event) -> None:
+        """Print the event as it is."""
+        console.print_json({"schema": "tpuctl.event/1", **item}, indent=None)
+
+    def line(self, text: str) -> None:
+        """Print a log line as an event of its own."""
+        console.print_json({"schema": "tpuctl.event/1", "event": "log", "text": text}, indent=None)
+
+    def close(self) -> None:
+        """Nothing is pending."""
+
+
+class LiveView:
+    """A bar that redraws itself on a terminal; phases and the job's lines scroll above it."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        self._started = time.time()
+        self._words = Wording()
+        self._bar: Bar = Bar(
+            TextColumn("{task.description}"), BarColumn(bar_width=24), console=console.stderr_console(), transient=True
+        )
+        self._task: TaskID = self._bar.add_task("waiting for the job", total=None)
+        self._bar.start()
+
+    def event(self, item: Event) -> None:
+        """Redraw the bar; let everything that is not a step scroll by too."""
+        text = self._words.of(item)
+        if text is None:
+            return
+        if item["event"] == "step":
+            self._bar.update(self._task, description=text, total=item.get("steps"), completed=item.get("step", 0))
+            return
+        self._bar.update(self._task, description=text.split("  ")[0])
+        self.line(f"[{time.time() - self._started:7.1f} s] {text}")
+
+    def line(self, text: str) -> None:
+        """Let a line scroll by above the bar."""
+        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._bar.stop()
+
+
+def view_for(output: str) -> View:
+    """The view that fits where the output goes."""
+    if output == "json":
+        return JsonView()
+    return LiveView() if console.is_live() else PlainView()
+
+
+class Wording:
+    """Events in words. Remembers how many hosts have joined and whether the slice is a simulated one."""
+
+    def __init__(self) -> None:
+        self._joined: set[int] = set()
+        self._simulated = False
+
+    def of(self, item: Event) -> str | None:
+        """The words for an event, or None where it has nothing for a reader's eye."""
+        write = getattr(self, f"_{item['event']}", None)
+        words: str | None = write(item) if write is not None else None
+        return words
+
+    def _phase(self, item: Event) -> str:
+        took = f" in {seconds(item['seconds'])}" if item.get("seconds") is not None else ""
+        detail = f"  {item['detail']}" if item.get("detail") else ""
+        return f"{item['phase']}{took}{detail}"
+
+    def _host(self, item: Event) -> str | None:
+        self._joined.add(item["host"])
+        self._simulated = bool(item.get("simulated"))
+        if len(self._joined) < item["hosts"]:
+            return None
+        kind = "simulated: CPU" if self._simulated else item.get("platform", "")
+        return f"joined  {len(self._joined)} of {item['hosts']} hosts, {item['devices']} devices each ({kind})"
+
+    def _step(self, item: Event) -> str:
+        simulated = " (simulated)" if self._simulated else ""
+        parts = [
+            f"step {item['step']} of {item['steps']}",
+            f"loss {item['loss']:.4f}",
+            f"{item['tokens_per_second']:,.0f} tokens/s{simulated}",
+            f"data stall {100 * item['data_stall']:.1f} %",
+        ]
+        if item.get("eta_seconds") is not None:
+            parts.append(f"ETA {seconds(item['eta_seconds'])}")
+        return "  ".join(parts)
+
+    def _eval(self, item: Event) -> str:
+        return f"held-out  step {item['step']}  loss {item['loss']:.4f}{_bits(item)}"
+
+    def _checkpoint(self, item: Event) -> str:
+        return f"checkpoint  step {item['step']} ({item['kind']})  {item['path']}"
+
+    def _resume(self, item: Event) -> str:
+        return f"resuming from step {item['step']}  {item['path']}"
+
+    def _note(self, item: Event) -> str:
+        return f"note  {item['text']}"
+
+    def _stopped(self, item: Event) -> str:
+        return f"stopped at step {item['step']} ({item['reason']})"
+
+    def _failed(self, item: Event) -> str:
+        return f"failed  {item['reason']}"
+
+    def _baselines(self, item: Event) -> str:
+        rows = [f"{row['name']} {row['bits_per_byte']:.3f}" for row in item["rows"]]
+        return "bits per byte  the same held-out text: " + " · ".join(rows)
+
+
+def summary(done: Event, baselines: Event | None) -> list[str]:
+    """The lines that close a successful run, but for the way to go on, which only the caller knows."""
+    lines = [f"done: {done['step']} steps in {seconds(done['seconds'])}"]
+    if done.get("eval_loss") is not None:
+        lines.append(f"held-out loss  {done['eval_loss']:.4f} nats per token{_bits(done)}")
+    if baselines is not None:
+        lines.append(Wording().of(baselines) or "")
+    lines.append("checkpoints    " + ", ".join(str(path) for path in done["checkpoints"]))
+    return lines
+
+
+def seconds(duration: float) -> str:
+    """A duration as a person says it: ``4.2 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    if duration < 60:
+        return f"{duration:.1f} s"
+    minutes, rest = divmod(round(duration), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _bits(item: dict[str, Any]) -> str:
+    bits = item.get("bits_per_byte")
+    return "" if bits is None else f"  {bits:.3f} bits per byte"

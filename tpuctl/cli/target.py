@@ -1,0 +1,78 @@
+"""Which cluster a verb means, and the open connection to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tpuctl.cli import console
+from tpuctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from tpuctl.cluster.registry import Cluster
+    from tpuctl.cluster.shape import SimulatedShape
+    from tpuctl.connection import Connection
+    from tpuctl.plan.schema import Plan
+    from tpuctl.submit.jobs import Jobs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reached:
+    """A cluster we can talk to. ``simulated``: its slices are processes of this machine."""
+
+    connection: Connection
+    simulated: bool
+
+
+@contextmanager
+def reach_for(plan: Plan, *, flag: str | None, recipe_address: str | None) -> Iterator[Reached]:
+    """The cluster a plan goes to: the one named, else a simulated one of its shape, which is started if need be.
+
+    Raises:
+        ClusterError: it can't be reached or started.
+    """
+    from tpuctl.cluster.address import choose, open_session, simulated_at
+    from tpuctl.cluster.shape import SimulatedShape
+    from tpuctl.cluster.simulated import running
+
+    found = running(SimulatedShape.from_slice(plan.slice))
+    target = choose(flag, recipe=recipe_address, running=found)
+    if target.address is None:
+        found = _start_simulated(SimulatedShape.from_slice(plan.slice))
+        address = found.address
+    else:
+        console.say(f"cluster: {target}")
+        address = target.address
+    with open_session(address) as connection:
+        yield Reached(connection=connection, simulated=simulated_at(address) is not None)
+
+
+@contextmanager
+def open_jobs(flag: str | None) -> Iterator[Jobs]:
+    """The jobs of the cluster that is named, else of the running simulated one.
+
+    Raises:
+        UsageError: none is named and none runs.
+    """
+    from tpuctl.cluster.address import choose, open_session
+    from tpuctl.cluster.simulated import running
+    from tpuctl.submit.ray_jobs import RayJobs
+
+    target = choose(flag, running=running())
+    if target.address is None:
+        raise UsageError(
+            "no cluster is named and no simulated one runs", hint="give --cluster URL, or set TPUCTL_CLUSTER"
+        )
+    with open_session(target.address) as connection:
+        yield RayJobs(connection)
+
+
+def _start_simulated(shape: SimulatedShape) -> Cluster:
+    from tpuctl.cluster.simulated import up
+
+    console.say(f"no cluster named: starting a simulated one on this machine, {shape}")
+    started = up(shape)
+    console.say(f"simulated cluster {started.name} is up; it stays until `tpuctl cluster down --name {started.name}`")
+    return started

@@ -1,0 +1,36 @@
+"""``python -m tpuctl.entrypoints plan.json``: the one command a job runs. Reads the Plan, runs its entrypoint.
+
+This is the border of the cluster side: an error we can explain becomes one event line and an exit code, which
+the Jobs API hands back to the control side.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from tpuctl.errors import TpuctlError
+from tpuctl.plan.schema import plan_loads
+from tpuctl.runs.events import event, format_line
+
+
+def main() -> NoReturn:
+    """Run the plan named on the command line and exit with its code."""
+    # A job's driver must never hold the chips its workers need, whatever it imports.
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    plan = plan_loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    try:
+        code = importlib.import_module(plan.entrypoint).main(plan)
+    except TpuctlError as error:
+        print(
+            format_line(event("failed", reason=error.message, hint=error.hint, error=type(error).__name__)), flush=True
+        )
+        code = int(error.exit_code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""The gang: one JAX process per host of the reserved slices, checked and joined before anything is compiled.
+
+Ray's own JAX backend numbers processes by the order in which it happens to hold its workers, and joins them
+without looking. On a slice the number of a host is its TPU worker id; a gang with a host missing, doubled or of
+another slice never returns from its first collective. So this backend looks first, says what it found, and
+bounds the wait.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.train._internal.base_worker_group import BaseWorkerGroup
+from ray.train.backend import Backend, BackendConfig
+from ray.train.v2.jax import JaxConfig
+from ray.util.tpu import get_tpu_coordinator_env_vars
+
+from tpuctl.entrypoints.emit import emit
+from tpuctl.errors import ClusterError
+
+SHUTDOWN_TIMEOUT_SECONDS = 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """What one worker finds in its environment: which slice it sits on, and as which host."""
+
+    slice_name: str
+    worker_id: int
+    node: str
+
+
+@dataclass
+class GangConfig(JaxConfig):
+    """The gang a plan asks for. ``hosts`` is per slice."""
+
+    slices: int = 1
+    hosts: int = 1
+    join_timeout_seconds: float = 600.0
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        """The backend Ray Train drives."""
+        return GangBackend
+
+
+class GangBackend(Backend):
+    """Joins the workers of a worker group to one ``jax.distributed`` cluster, in the order of their hosts."""
+
+    def on_start(self, worker_group: BaseWorkerGroup, backend_config: BackendConfig) -> None:
+        """Check the seats, then join.
+
+        Raises:
+            ClusterError: The workers are not the hosts of whole slices, or did not all join in time.
+        """
+        assert isinstance(backend_config, GangConfig)
+        seats = worker_group.execute(take_seat)
+        ranks = deal_ranks(seats, slices=backend_config.slices, hosts=backend_config.hosts)
+        emit("phase", phase="reserved", detail=", ".join(sorted({seat.slice_name for seat in seats})))
+        address, port = worker_group.execute_single(ranks.index(0), _coordinator_address)
+        calls = {
+            worker_group.execute_single_async(
+                index, join, _Joining.of(rank, len(ranks), address, port, backend_config)
+            ): rank
+            for index, rank in enumerate(ranks)
+        }
+        _wait_for_all(calls, backend_config.join_timeout_seconds, f"{address}:{port}")
+
+    def on_shutdown(self, worker_group: BaseWorkerGroup, backend_config: BackendConfig) -> None:
+        """Leave the ``jax.distributed`` cluster; a host that is gone already must not fail a job that is done."""
+        refs: list[Any] = worker_group.execute_async(leave)
+        ray.wait(refs, num_returns=len(refs), timeout=SHUTDOWN_TIMEOUT_SECONDS)
+
+
+def deal_ranks(seats: list[Seat], *, slices: int, hosts: int) -> list[int]:
+    """The JAX process id of each seat: slices in the order of their names, hosts in that of their worker ids.
+
+    Raises:
+        ClusterError: Another number of slices, or a slice whose worker ids are not 0 .. hosts-1.
+    """
+    names = sorted({seat.slice_name for seat in seats})
+    if len(names) != slices:
+        raise ClusterError(f"the workers landed on {len(names)} slices ({', '.join(names)}), not on {slices}")
+    for name in names:
+        found = sorted(seat.worker_id for seat in seats if seat.slice_name == name)
+        if found != list(range(hosts)):
+            where = ", ".join(f"{s.worker_id} on {s.node}" for s in seats if s.slice_name == name)
+            raise ClusterError(
+                f"slice {name} should have the TPU worker ids 0 to {hosts - 1}, but has {where}",
+                hint="TPU_WORKER_ID is set by the node's start-up (on GKE by Ray's webhook); recreate the odd pod",
+            )
+    return [names.index(seat.slice_name) * hosts + seat.worker_id for seat in seats]
+
+
+def take_seat() -> Seat:
+    """This worker's seat, from the environment of its node."""
+    node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    name = os.environ.get("TPU_NAME", "")
+    return Seat(slice_name=name or f"(unnamed, {node})", worker_id=int(os.environ.get("TPU_WORKER_ID", "0")), node=node)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Joining:
+    """What a worker needs to know to join."""
+
+    rank: int
+    processes: int
+    coordinator: str
+    slice_environment: dict[str, str]
+    timeout_seconds: float
+
+    @classmethod
+    def of(cls, rank: int, processes: int, address: str, port: int, config: GangConfig) -> _Joining:
+        environment = {}
+        if config.slices > 1:
+            environment = get_tpu_coordinator_env_vars(
+                coordinator_address=address, num_slices=config.slices, slice_id=rank // config.hosts
+            )
+        return cls(
+            rank=rank,
+            processes=processes,
+            coordinator=f"{address}:{port}",
+            slice_environment=environment,
+            timeout_seconds=config.join_timeout_seconds,
+        )
+
+
+def join(joining: _Joining) -> None:
+    """Import JAX in this worker and join the others. On a TPU host only the TPU will do as platform.
+
+    A process on its own has nobody to join, and without a cluster XLA's CPU devices meet in memory, not over TCP.
+    """
+    os.environ.setdefault("JAX_PLATFORMS", "tpu")
+    os.environ.update(joining.slice_environment)
+    import jax
+
+    if joining.processes == 1:
+        return
+    jax.distributed.initialize(
+        joining.coordinator,
+        joining.processes,
+        joining.rank,
+        initialization_timeout=int(joining.timeout_seconds),
+    )
+
+
+def leave() -> None:
+    """Leave the cluster that ``join`` entered."""
+    import jax
+
+    if not jax.distributed.is_initialized():
+        return
+    try:
+        jax.distributed.shutdown()
+    except RuntimeError as error:
+        emit("note", text=f"leaving the JAX cluster: {error}")
+
+
+def _coordinator_address() -> tuple[str, int]:
+    from ray.train._internal.utils import get_address_and_port
+
+    address, port = get_address_and_port()
+    return address, port
+
+
+def _wait_for_all(calls: dict[Any, int], timeout_seconds: float, coordinator: str) -> None:
+    refs: list[Any] = list(calls)
+    done, missing = ray.wait(refs, num_returns=len(calls), timeout=timeout_seconds)
+    if missing:
+        ranks = ", ".join(str(calls[ref]) for ref in missing)
+        raise ClusterError(
+            f"joined {len(done)} of {len(calls)} hosts after {timeout_seconds:.0f} s: missing hosts {ranks} "
+            f"(coordinator {coordinator})",
+            hint="is the coordinator's port open between the hosts? [job] start_timeout gives slow hosts longer",
+        )
+    ray.get(done)

@@ -1,0 +1,99 @@
+"""The train entrypoint: the driver, which prepares and watches a run. What each host does is in ``train_host``.
+
+The driver holds the run directory's lease, makes the text ready, has Ray Train reserve the slices, and turns
+whatever happens into one reason and an exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import cast
+
+import ray
+from ray.train.v2.api.exceptions import TrainingFailedError
+from ray.train.v2.api.result import Result
+
+from tpuctl import __version__
+from tpuctl.entrypoints.attempt import HeldRun, Identity
+from tpuctl.entrypoints.corpus import PYTHON_STDLIB
+from tpuctl.entrypoints.deadline import Deadline
+from tpuctl.entrypoints.emit import emit
+from tpuctl.entrypoints.failures import explain
+from tpuctl.entrypoints.prepare import Text, prepare
+from tpuctl.entrypoints.stopping import forward_sigterm
+from tpuctl.entrypoints.train_host import HostConfig, HostResult, train_host
+from tpuctl.entrypoints.trainer import make_trainer
+from tpuctl.errors import ExpectationError
+from tpuctl.plan.schema import ExpectPlan, Plan
+from tpuctl.storage import join
+from tpuctl.train.baselines import baselines
+
+
+def main(plan: Plan) -> int:
+    """Run one attempt of a training run; the job's exit code.
+
+    Raises:
+        TpuctlError: The run failed for a reason we can name.
+    """
+    started = time.monotonic()
+    os.environ.update(plan.job.env | plan.job.secrets)
+    ray.init(log_to_driver=True)
+    emit("phase", phase="driver", seconds=time.monotonic() - started)
+    identity = Identity.from_environ(os.environ)
+    with HeldRun(plan, identity, version=__version__) as run:
+        forward_sigterm(identity.submission_id)
+        with Deadline(plan.job, identity.submission_id):
+            text = prepare(plan)
+            result = _train(plan, text, identity)
+        run.ended("stopped" if result.stopped else "succeeded")
+        if not result.stopped:
+            _tell_baselines(plan, text)
+        check_expectations(plan.expect, result)
+    return 0
+
+
+def check_expectations(expect: ExpectPlan, result: HostResult) -> None:
+    """Hold the result against the recipe's gates.
+
+    Raises:
+        ExpectationError: A gate was missed, or there is no held-out loss to hold against it.
+    """
+    if result.stopped:
+        return
+    gates = [
+        ("max_eval_loss", expect.max_eval_loss, result.eval_loss),
+        ("max_bits_per_byte", expect.max_bits_per_byte, result.bits_per_byte),
+    ]
+    missed = [
+        f"{name} = {limit:g}, got {'no held-out loss' if value is None else format(value, '.4f')}"
+        for name, limit, value in gates
+        if limit is not None and not (value is not None and value <= limit)
+    ]
+    if missed:
+        raise ExpectationError("[expect] missed: " + "; ".join(missed))
+
+
+def _tell_baselines(plan: Plan, text: Text) -> None:
+    """What gzip, xz and a trigram model make of the built-in text; a dataset of the user's own may be any size."""
+    if text.held_out is None or plan.data.uri != PYTHON_STDLIB:
+        return
+    found = baselines(text.train.corpus, text.held_out.corpus, tokenizer=text.tokenizer())
+    emit("baselines", rows=[{"name": row.name, "bits_per_byte": row.bits_per_byte} for row in found])
+
+
+def _train(plan: Plan, text: Text, identity: Identity) -> HostResult:
+    simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
+    trainer = make_trainer(
+        plan,
+        train_host,
+        config=HostConfig(plan=plan, text=text, job=identity.submission_id).to_ray(),
+        storage=join(plan.run.directory, "ray", str(identity.attempt)),
+        simulated=simulated,
+    )
+    try:
+        value = cast(Result, trainer.fit()).return_value
+    except TrainingFailedError as error:
+        raise explain(error, start_timeout_seconds=plan.job.start_timeout_seconds) from error
+    assert isinstance(value, HostResult), "train_host returns one"
+    return value

@@ -1,0 +1,82 @@
+"""Ray Train, set up for one plan: a whole slice, a bounded start, and no process that the job doesn't need.
+
+On a two-core machine most of a start is Python importing Ray in one helper process after another, so each one
+that only duplicates what the job does anyway is left out; ``docs/design/startup.md`` has the figures.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+from ray.train.v2.api.callback import RayTrainCallback
+from ray.train.v2.api.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+from ray.train.v2.jax import JaxTrainer
+
+from tpuctl.entrypoints.failures import ReasonedFailurePolicy
+from tpuctl.entrypoints.gang import GangConfig
+from tpuctl.plan.schema import Plan
+
+_ENVIRONMENT = {
+    # Prints are ours and reach the log once; Ray's patch would write them a second time.
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    # The working directory is the uploaded package, where tpuctl itself is imported from.
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    # Metrics go to the run directory; Ray's would need a Prometheus that nobody runs here.
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1",
+}
+
+
+def make_trainer(
+    plan: Plan, work: Callable[[dict[str, Any]], Any], *, config: Mapping[str, Any], storage: str, simulated: bool
+) -> SliceTrainer:
+    """The trainer that runs ``work(config)`` on every host of the plan's slices, or raises within the plan's time."""
+    os.environ.update(_ENVIRONMENT)
+    os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(plan.job.start_timeout_seconds)
+    if simulated:
+        # Nobody preempts a simulated slice, and the watcher is one more process.
+        os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
+    reserved = plan.slice
+    return SliceTrainer(
+        work,
+        train_loop_config=dict(config),
+        jax_config=GangConfig(
+            use_tpu=True,
+            slices=reserved.slices,
+            hosts=reserved.hosts,
+            join_timeout_seconds=plan.job.start_timeout_seconds,
+        ),
+        scaling_config=ScalingConfig(
+            use_tpu=True,
+            topology=reserved.topology,
+            accelerator_type=reserved.accelerator_type,
+            num_workers=reserved.total_hosts,
+            resources_per_worker={"TPU": reserved.chips_per_host, "CPU": 1},
+        ),
+        run_config=RunConfig(
+            name="ray-train",
+            storage_path=storage,
+            failure_config=FailureConfig(max_failures=plan.job.max_failures, controller_failure_limit=0),
+            logging_config=LoggingConfig(log_level="WARNING"),
+        ),
+    )
+
+
+class SliceTrainer(JaxTrainer):
+    """A ``JaxTrainer`` with our failure policy, and without Ray's detached cleaner.
+
+    The cleaner frees the placement groups of a controller that died; ours end with the job, and the job with us.
+    """
+
+    def _initialize_and_run_controller(self, **arguments: Any) -> Any:
+        failure_config = self.run_config.failure_config
+        assert isinstance(failure_config, FailureConfig), "make_trainer sets one"
+        policy = ReasonedFailurePolicy(failure_config)
+        return super()._initialize_and_run_controller(**{**arguments, "failure_policy": policy})
+
+    def _create_default_callbacks(self) -> list[RayTrainCallback]:
+        callbacks = super()._create_default_callbacks()
+        return [item for item in callbacks if not isinstance(item, PlacementGroupCleanerCallback)]

@@ -1,0 +1,141 @@
+"""The device mesh, and the one map from logical axes (what a dimension means) to mesh axes (where it lies).
+
+Knows ``MeshPlan`` and jax; knows no model. Weights are stored in shards over ``fsdp`` and ``data`` (each device
+keeps its part of the weights and of the optimizer state only) and once per slice; ``tensor`` splits the heads, the
+MLP, the vocabulary and, between layers, the sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from tpuctl.errors import TpuctlError
+from tpuctl.plan.schema import MeshPlan
+
+AXES = ("slice", "data", "fsdp", "tensor")
+BATCH_AXES = ("slice", "data", "fsdp")
+
+
+class MeshError(TpuctlError):
+    """The mesh does not fit the devices, or a dimension does not fit the mesh."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardingRules:
+    """Logical axis → mesh axes, the outermost first. A logical axis that is not a field here is refused."""
+
+    batch: tuple[str, ...] = BATCH_AXES
+    layer: tuple[str, ...] = ()
+    embed: tuple[str, ...] = ("fsdp", "data")
+    heads: tuple[str, ...] = ("tensor",)
+    kv_heads: tuple[str, ...] = ("tensor",)
+    head_dim: tuple[str, ...] = ()
+    mlp: tuple[str, ...] = ("tensor",)
+    vocab: tuple[str, ...] = ("tensor",)
+    norm: tuple[str, ...] = ()
+
+    def mesh_axes(self, logical: str) -> tuple[str, ...]:
+        """Mesh axes of one logical axis.
+
+        Raises:
+            MeshError: no such logical axis.
+        """
+        if logical not in self.__slots__:
+            raise MeshError(f"no sharding rule for the logical axis {logical!r}; known: {', '.join(self.__slots__)}")
+        axes: tuple[str, ...] = getattr(self, logical)
+        return axes
+
+    def spec(self, axes: Sequence[str | None]) -> PartitionSpec:
+        """PartitionSpec of an array whose dimensions have these logical axes (``None``: not split).
+
+        Raises:
+            MeshError: two dimensions would lie on the same mesh axis.
+        """
+        entries = [self.mesh_axes(axis) if axis is not None else () for axis in axes]
+        used: set[str] = set()
+        for logical, entry in zip(axes, entries, strict=True):
+            if collision := used.intersection(entry):
+                raise MeshError(
+                    f"logical axes {tuple(axes)}: {logical!r} meets another on mesh axis {min(collision)!r}"
+                )
+            used.update(entry)
+        return PartitionSpec(*(entry or None for entry in entries))
+
+
+RULES = ShardingRules()
+
+
+def create_mesh(shape: MeshPlan, *, devices: Sequence[Any] | None = None) -> Mesh:
+    """The mesh over all devices, in process order: a host's devices are neighbours on the inner axes.
+
+    The batch axes are the outer ones, so each host feeds one contiguous range of rows, and ``tensor``, which talks
+    most, stays within a host where it fits.
+
+    Raises:
+        MeshError: the axes' product is not the number of devices, or ``slice`` not the number of slices.
+    """
+    ordered = sorted(jax.devices() if devices is None else devices, key=_device_order)
+    lengths = tuple(int(getattr(shape, axis)) for axis in AXES)
+    if math.prod(lengths) != len(ordered):
+        raise MeshError(f"mesh {_describe(lengths)} has {math.prod(lengths)} devices, but there are {len(ordered)}")
+    slices = len({_slice_index(device) for device in ordered})
+    if slices not in (1, shape.slice):
+        raise MeshError(f"mesh axis slice is {shape.slice}, but the devices lie in {slices} slices")
+    return Mesh(np.array(ordered, dtype=object).reshape(lengths), AXES)
+
+
+def named_sharding(mesh: Mesh, axes: Sequence[str | None], *, shape: Sequence[int]) -> NamedSharding:
+    """Where an array with these logical axes lies.
+
+    Raises:
+        MeshError: a dimension does not divide by the mesh axes it lies on.
+    """
+    spec = RULES.spec(axes)
+    for size, logical in zip(shape, axes, strict=True):
+        entry = RULES.mesh_axes(logical) if logical is not None else ()
+        parts = math.prod(mesh.shape[axis] for axis in entry)
+        if size % parts:
+            raise MeshError(f"{logical} of size {size} does not divide into {parts} parts over {'×'.join(entry)}")
+    return NamedSharding(mesh, spec)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows of the global batch over every axis but ``tensor``."""
+    return NamedSharding(mesh, PartitionSpec(RULES.batch))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The whole array on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def host_rows(mesh: Mesh, *, global_batch: int) -> range:
+    """Rows of the global batch that this process must feed: contiguous, since processes lie in order on the mesh.
+
+    Raises:
+        MeshError: the batch does not divide over the batch axes.
+    """
+    named_sharding(mesh, ("batch",), shape=(global_batch,))
+    slices = batch_sharding(mesh).addressable_devices_indices_map((global_batch,)).values()
+    bounds = [index[0].indices(global_batch) for index in slices if index is not None]
+    return range(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
+
+
+def _device_order(device: Any) -> tuple[int, int, int]:
+    return _slice_index(device), device.process_index, device.id
+
+
+def _slice_index(device: Any) -> int:
+    # CPU devices, hence simulated slices, carry no slice index: there the process order stands for it.
+    return int(getattr(device, "slice_index", None) or 0)
+
+
+def _describe(lengths: Sequence[int]) -> str:
+    return " × ".join(f"{axis} {length}" for axis, length in zip(AXES, lengths, strict=True))

@@ -1,0 +1,94 @@
+"""What the decoder must know of the mesh it runs on: how a shard of a weight or of the sequence becomes whole.
+
+The decoder is written for one device's shard and runs inside ``jax.shard_map`` with every mesh axis manual. Each
+collective is therefore in the source, and so is its transpose: gathering a weight over ``fsdp`` makes its gradient
+leave by reduce-scatter, which automatic partitioning does not do on TPU (it all-reduces the whole gradient).
+
+Between layers activations are split over ``tensor`` along the sequence, so entering a tensor-parallel block is a
+gather, leaving it a reduce-scatter, and every gradient is simply summed over the mesh axes its weight is not
+split on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+from jaxtyping import Float, Int
+
+from tpuctl.mesh import BATCH_AXES, RULES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Partition:
+    """Lengths of the mesh axes that split weights within the forward pass; 1 is no split, and no collective."""
+
+    fsdp: int = 1
+    tensor: int = 1
+
+    def weight(self, param: nnx.Param[Any]) -> Array:
+        """The weight of one layer, whole over ``fsdp`` and still a shard over ``tensor``."""
+        value: Array = param[...]
+        axes = param.get_metadata("axes")[-value.ndim :]  # a scan over layers has taken the leading axis away
+        for dimension, logical in enumerate(axes):
+            if self.fsdp > 1 and "fsdp" in RULES.mesh_axes(logical):
+                value = lax.all_gather(value, "fsdp", axis=dimension, tiled=True)
+        return value
+
+    def gather_sequence(self, x: Float[Array, "b s_shard d"]) -> Float[Array, "b s d"]:
+        """Enter a tensor-parallel block: the whole sequence on every ``tensor`` device."""
+        return x if self.tensor == 1 else lax.all_gather(x, "tensor", axis=1, tiled=True)
+
+    def scatter_sequence(self, partial: Float[Array, "b s d"]) -> Float[Array, "b s_shard d"]:
+        """Leave a tensor-parallel block: partial sums added up, each device keeping its part of the sequence."""
+        if self.tensor == 1:
+            return partial
+        mine: Array = lax.psum_scatter(partial, "tensor", scatter_dimension=1, tiled=True)
+        return mine
+
+    def embed(self, table: nnx.Param[Any], tokens: Int[Array, "b s"]) -> Float[Array, "b s_shard d"]:
+        """Embeddings of ``tokens``, without ever making the table whole.
+
+        Each device holds some columns of the table: it looks up those columns for the tokens of all ``fsdp``
+        devices and exchanges them for all columns of its own tokens. That moves activations instead of the table,
+        and the table's gradient is born in its shard.
+        """
+        everyone = tokens if self.fsdp == 1 else lax.all_gather(tokens, "fsdp", axis=0, tiled=True)
+        columns = self.scatter_sequence(self._look_up(table[...], everyone))
+        if self.fsdp == 1:
+            return columns
+        rows: Array = lax.all_to_all(columns, "fsdp", split_axis=0, concat_axis=2, tiled=True)
+        return rows
+
+    def sequence_shard(self, x: Array) -> Array:
+        """This ``tensor`` device's part of an array ``[b, s, …]`` that all of them hold whole."""
+        if self.tensor == 1:
+            return x
+        length = x.shape[1] // self.tensor
+        return lax.dynamic_slice_in_dim(x, lax.axis_index("tensor") * length, length, axis=1)
+
+    def vocab_offset(self, local_vocab: int) -> Array | int:
+        """First vocabulary row of this ``tensor`` device's shard."""
+        return 0 if self.tensor == 1 else lax.axis_index("tensor") * local_vocab
+
+    def _look_up(self, table: Float[Array, "v_shard d_shard"], tokens: Int[Array, "b s"]) -> Array:
+        if self.tensor == 1:
+            return table[tokens]
+        local = tokens - self.vocab_offset(table.shape[0])
+        mine = (local >= 0) & (local < table.shape[0])
+        return jnp.where(mine[..., None], table[jnp.where(mine, local, 0)], 0)
+
+
+WHOLE = Partition()
+"""One device: nothing is split."""
+
+
+def batch_shard_index(sizes: dict[str, int]) -> Array | int:
+    """This device's place among the shards of the global batch; for use inside ``shard_map``."""
+    index: Array | int = 0
+    for axis in BATCH_AXES:
+        index = index * sizes[axis] + (lax.axis_index(axis) if sizes[axis] > 1 else 0)
+    return index

@@ -1,0 +1,134 @@
+"""An estimate of HBM per device, made before anything is compiled: whether a plan can fit, and what to turn.
+
+Arithmetic, not a measurement: the compiler fuses, pads and schedules. It was held against steps compiled for v6e (see
+the tests) and is meant to refuse what can't fit and to name the large part; compilation has the last word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tpuctl.modelspec import ModelSpec, num_layer_parameters, num_parameters
+from tpuctl.plan.schema import BudgetPlan, MeshPlan, RematPolicy, TrainPlan
+
+# Cheapest in time first; each keeps less in memory than the one before.
+POLICIES: tuple[RematPolicy, ...] = ("none", "dots", "attention", "full")
+
+# A policy chosen for the user leaves this much of HBM to the compiler.
+_COMFORT = 0.85
+_F32 = 4
+_STATE_BYTES = 3 * _F32  # weights and two Adam moments
+_CHUNK_TOKENS = 2048
+_CHUNK_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """What decides how much memory a step takes."""
+
+    model: ModelSpec
+    mesh: MeshPlan
+    train: TrainPlan
+    hbm_bytes: int
+
+    @property
+    def weight_shards(self) -> int:
+        """Parts the weights and optimizer state are split into; slices hold copies."""
+        return self.mesh.data * self.mesh.fsdp * self.mesh.tensor
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one microbatch on one device, before ``tensor`` splits them."""
+        rows = self.train.global_batch // (self.mesh.batch_shards * self.train.microbatches)
+        return rows * self.train.sequence_length
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a number of the compute dtype."""
+        return 2 if self.train.compute_dtype == "bfloat16" else _F32
+
+
+def estimate(work: Workload, remat: RematPolicy) -> BudgetPlan:
+    """Bytes per device for a step under a rematerialisation policy, at the moment that takes most.
+
+    That moment is either in the loss, with the head and a chunk of logits, or in the backward pass through the
+    layers, with their gradients. Both come on top of what the forward pass has kept; ``logit_bytes`` is what the
+    first takes beyond the second.
+    """
+    parameters = num_parameters(work.model)
+    # Whole along ``data``: there weights are gathered once, and gradients summed at the end of the step only.
+    shard = parameters // (work.mesh.fsdp * work.mesh.tensor)
+    gradients, layer = shard * _F32, _layer_bytes(work)
+    return BudgetPlan(
+        parameters=parameters,
+        hbm_bytes=work.hbm_bytes,
+        state_bytes=parameters // work.weight_shards * _STATE_BYTES,
+        gradient_bytes=gradients + shard * work.value_bytes,
+        activation_bytes=_saved_bytes(work, remat) + layer,
+        logit_bytes=max(0, _loss_bytes(work) - gradients - layer),
+    )
+
+
+def choose_remat(work: Workload) -> RematPolicy:
+    """The policy that computes least again and still fits with room to spare; ``full`` where none does."""
+    for policy in POLICIES:
+        if estimate(work, policy).needed_bytes <= _COMFORT * work.hbm_bytes:
+            return policy
+    return "full"
+
+
+def shortage_hint(work: Workload, budget: BudgetPlan) -> str:
+    """What to turn, most promising first, when a plan does not fit."""
+    parts = {"activations": budget.activation_bytes + budget.logit_bytes, "state": budget.state_bytes}
+    rows = work.train.global_batch // (work.mesh.batch_shards * work.train.microbatches)
+    advice = []
+    if parts["activations"] > parts["state"]:
+        if work.train.remat != "full":
+            advice.append('train.remat = "full"')
+        if rows > 1:
+            advice.append(f"train.microbatches = {work.train.microbatches * rows}")
+        advice.append("a shorter train.sequence_length")
+        if work.mesh.tensor == 1:
+            advice.append("mesh.tensor = 2 or more")
+    return "try " + ", ".join([*advice, "a larger slice.topology", "a smaller model"])
+
+
+def gib(size: float) -> str:
+    """A number of bytes for people."""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**27 else f"{size / 2**20:.1f} MiB"
+
+
+def _saved_bytes(work: Workload, remat: RematPolicy) -> int:
+    """What the forward pass keeps for the backward pass, over all layers."""
+    return work.model.num_layers * work.tokens * _kept_per_token(work, remat) // work.mesh.tensor
+
+
+def _kept_per_token(work: Workload, remat: RematPolicy) -> int:
+    """Bytes that one token leaves in one layer, over the whole ``tensor`` axis."""
+    model, size = work.model, work.value_bytes
+    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    kept = model.hidden_size * size
+    if remat == "full":
+        return kept
+    kept += queries * size
+    if remat == "attention":
+        return kept
+    kept += (queries + 2 * keys + 2 * model.hidden_size + 2 * model.mlp_size) * size
+    if remat == "dots":
+        return kept
+    turned = (queries + keys) * size  # queries and keys after rotary embedding
+    return kept + turned + 2 * model.mlp_size * size + 4 * model.hidden_size * _F32
+
+
+def _layer_bytes(work: Workload) -> int:
+    """One layer in the backward pass: its gathered weights, their gradient and everything computed again."""
+    weights = num_layer_parameters(work.model) // work.mesh.tensor
+    return weights * (work.value_bytes + _F32) + work.tokens * _kept_per_token(work, "none") // work.mesh.tensor
+
+
+def _loss_bytes(work: Workload) -> int:
+    """The gathered head, its gradient, one chunk of logits with its gradient, and the gradient of the hidden states."""
+    vocab = -(-work.model.vocab_size // work.mesh.tensor)
+    chunk = max(1, min(_CHUNK_TOKENS, _CHUNK_BYTES // (_F32 * vocab), work.tokens // 4))
+    head = vocab * work.model.hidden_size
+    return 2 * chunk * vocab * _F32 + head * (work.value_bytes + _F32) + work.tokens * work.model.hidden_size * _F32

@@ -1,0 +1,67 @@
+"""The environment of a job, and what of it must never be printed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tpuctl.plan.schema import JobPlan, Plan
+from tpuctl.recipe.origin import Findings
+from tpuctl.recipe.schema import Recipe
+
+MASK = "***"
+_SECRET_WORDS = {"TOKEN", "TOKENS", "KEY", "KEYS", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE"}
+_SECRET_WORDS |= {"CREDENTIAL", "CREDENTIALS", "PAT", "AUTH"}
+_SECRET_ENDS = ("TOKEN", "SECRET", "PASSWORD", "APIKEY", "CREDENTIALS", "PASSWD")
+# tpuctl sets these itself on every host; a value of the user's would put processes on the wrong devices.
+_OURS = {"JAX_PLATFORMS", "TPU_NAME", "TPU_WORKER_ID", "TPU_TOPOLOGY", "TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES"}
+
+
+def plan_job(recipe: Recipe, *, environ: Mapping[str, str], findings: Findings) -> JobPlan:
+    """The job's environment and limits, secrets kept apart."""
+    job = recipe.job
+    passed = _passed(recipe, environ, findings)
+    plain = {name: value for name, value in {**job.env, **passed}.items() if not looks_secret(name)}
+    hidden = {name: value for name, value in {**job.env, **passed}.items() if looks_secret(name)}
+    findings.notes.extend(
+        f"job.env.{name} looks secret and is masked in all output" for name in sorted(hidden.keys() & job.env.keys())
+    )
+    _check_names(recipe, findings)
+    return JobPlan(
+        env=plain,
+        secrets={**hidden, **job.secrets},
+        pip=job.pip,
+        max_failures=job.max_failures,
+        timeout_seconds=job.timeout,
+        start_timeout_seconds=job.start_timeout,
+        stop_grace_seconds=job.stop_grace,
+    )
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a variable's name says that its value is a secret; errs on the side of masking."""
+    words = name.upper().split("_")
+    return any(word in _SECRET_WORDS or word.endswith(_SECRET_ENDS) for word in words)
+
+
+def masked(plan: Plan) -> Plan:
+    """The plan with every secret's value replaced: the form to print, log or keep."""
+    return replace(plan, job=replace(plan.job, secrets=dict.fromkeys(plan.job.secrets, MASK)))
+
+
+def _passed(recipe: Recipe, environ: Mapping[str, str], findings: Findings) -> dict[str, str]:
+    missing = [name for name in recipe.job.pass_env if name not in environ]
+    for name in missing:
+        findings.refuse("job.pass_env", f"{name} is not set in your environment", f"export {name}=… first")
+    return {name: environ[name] for name in recipe.job.pass_env if name in environ}
+
+
+def _check_names(recipe: Recipe, findings: Findings) -> None:
+    job = recipe.job
+    for table, names in (("env", list(job.env)), ("secrets", list(job.secrets)), ("pass_env", list(job.pass_env))):
+        for name in names:
+            path = f"job.{table}" if table == "pass_env" else f"job.{table}.{name}"
+            if name in _OURS:
+                findings.refuse(path, f"{name} is set by tpuctl on every host", "leave it out")
+    for name in sorted((job.env.keys() & job.secrets.keys()) | (set(job.pass_env) & {*job.env, *job.secrets})):
+        findings.refuse("job", f"{name} is given twice", "keep one of env, secrets and pass_env")

@@ -1,0 +1,114 @@
+"""The device mesh of a plan: axes given or chosen, so that devices, batch and model all divide.
+
+Weights are split over ``fsdp`` and ``data`` along the hidden size and over ``tensor`` along heads, MLP and
+vocabulary; the batch over every axis but ``tensor``, the sequence over ``tensor``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tpuctl.modelspec import ModelSpec
+from tpuctl.plan.schema import MeshPlan, SlicePlan
+from tpuctl.recipe.origin import Findings
+from tpuctl.recipe.schema import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Misfit:
+    key: str
+    message: str
+    hint: str
+
+
+def plan_mesh(recipe: Recipe, slices: SlicePlan, model: ModelSpec, *, findings: Findings) -> MeshPlan | None:
+    """The mesh with the shortest ``tensor`` axis on which everything divides, or None and why in ``findings``."""
+    table = recipe.mesh
+    if table.slice not in (0, slices.slices):
+        hint = f"leave it out, or write {slices.slices}"
+        findings.refuse("mesh.slice", f"{table.slice} is not the number of slices, {slices.slices}", hint)
+        return None
+    candidates = list(_candidates(recipe, slices))
+    if not candidates:
+        findings.refuse(*_no_product(recipe, slices))
+        return None
+    for mesh in candidates:
+        if not _misfits(recipe, mesh, model):
+            if mesh != candidates[0] and not table.tensor:
+                why = _misfits(recipe, candidates[0], model)[0].message
+                findings.notes.append(f"mesh.tensor = {mesh.tensor} was chosen: with a shorter one, {why}")
+            return mesh
+    for misfit in _misfits(recipe, candidates[0], model):
+        findings.refuse(misfit.key, misfit.message, misfit.hint)
+    return None
+
+
+def _candidates(recipe: Recipe, slices: SlicePlan) -> Iterator[MeshPlan]:
+    """Every mesh that agrees with the axes given, the plainest first."""
+    table, devices = recipe.mesh, slices.total_devices // slices.slices
+    for tensor in [table.tensor] if table.tensor else _divisors(devices):
+        for data in [table.data] if table.data else [1] if not table.fsdp else _divisors(devices):
+            fsdp, rest = divmod(devices, tensor * data)
+            if not rest and fsdp and table.fsdp in (0, fsdp):
+                yield MeshPlan(slice=slices.slices, data=data, fsdp=fsdp, tensor=tensor)
+
+
+def _divisors(number: int) -> list[int]:
+    return [part for part in range(1, number + 1) if number % part == 0]
+
+
+def _no_product(recipe: Recipe, slices: SlicePlan) -> tuple[str, str, str]:
+    given = {axis: length for axis in ("data", "fsdp", "tensor") if (length := getattr(recipe.mesh, axis))}
+    devices = slices.total_devices // slices.slices
+    axes = " × ".join(f"{axis} {length}" for axis, length in given.items())
+    message = f"{axes} does not make the {devices} devices of a slice"
+    return f"mesh.{next(iter(given))}", message, "the product of data, fsdp and tensor is the devices of one slice"
+
+
+def _misfits(recipe: Recipe, mesh: MeshPlan, model: ModelSpec) -> list[_Misfit]:
+    found = [_batch_misfit(recipe, mesh), _hidden_misfit(mesh, model), *_tensor_misfits(recipe, mesh, model)]
+    return [misfit for misfit in found if misfit is not None]
+
+
+def _batch_misfit(recipe: Recipe, mesh: MeshPlan) -> _Misfit | None:
+    train = recipe.train
+    parts = mesh.batch_shards * train.microbatches
+    if train.global_batch % parts == 0:
+        return None
+    below = train.global_batch // parts * parts
+    nearest = f"{below} or {below + parts}" if below else f"{parts}"
+    by = f"{mesh.batch_shards} batch shards" + (
+        f" × {train.microbatches} microbatches" if train.microbatches > 1 else ""
+    )
+    return _Misfit(
+        key="train.global_batch",
+        message=f"{train.global_batch} sequences do not divide into {by}",
+        hint=f"use {nearest}, or change [mesh] or microbatches",
+    )
+
+
+def _hidden_misfit(mesh: MeshPlan, model: ModelSpec) -> _Misfit | None:
+    parts = mesh.fsdp * mesh.data
+    if model.hidden_size % parts == 0:
+        return None
+    return _Misfit(
+        key="mesh.fsdp",
+        message=f"hidden_size {model.hidden_size} does not divide into fsdp {mesh.fsdp} × data {mesh.data} parts",
+        hint="use a larger tensor axis, a smaller slice, or another hidden_size",
+    )
+
+
+def _tensor_misfits(recipe: Recipe, mesh: MeshPlan, model: ModelSpec) -> Iterator[_Misfit]:
+    sizes = {
+        "model.num_heads": model.num_heads,
+        "model.num_kv_heads": model.num_kv_heads,
+        "model.mlp_size": model.mlp_size,
+        "model.vocab_size": model.vocab_size,
+        "train.sequence_length": recipe.train.sequence_length,
+    }
+    for key, size in sizes.items():
+        if size % mesh.tensor:
+            name = key.partition(".")[2]
+            message = f"tensor {mesh.tensor} does not divide {name} {size}"
+            yield _Misfit(key="mesh.tensor", message=message, hint=f"use a divisor of {size}")

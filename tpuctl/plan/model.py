@@ -1,0 +1,83 @@
+"""The model of a recipe: a preset with overrides or sizes of one's own, and a vocabulary that fits the tokenizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import Any
+
+from tpuctl.modelspec import PRESETS, ModelSpec
+from tpuctl.plan.tokenizer import is_tokenizer_file, tokenizer_ids
+from tpuctl.recipe.origin import Findings
+from tpuctl.recipe.schema import Recipe
+
+# A padded vocabulary shards over any sensible tensor axis; the padding rows are never targets.
+_VOCAB_MULTIPLE = 128
+_NEEDED = ("hidden_size", "num_layers", "num_heads", "mlp_size")
+
+
+def plan_model(recipe: Recipe, *, findings: Findings) -> ModelSpec | None:
+    """The model, or None where its sizes are not settled; what is wrong stands in ``findings``."""
+    before = len(findings.problems)
+    sizes = _sizes(recipe, findings)
+    if len(findings.problems) > before:
+        return None
+    sizes["vocab_size"] = _vocab_size(recipe, sizes.get("vocab_size") or None, findings)
+    spec = ModelSpec(**sizes)
+    _check_heads(spec, findings)
+    return None if len(findings.problems) > before else spec
+
+
+def _sizes(recipe: Recipe, findings: Findings) -> dict[str, Any]:
+    table = recipe.model
+    own = {f.name: getattr(table, f.name) for f in dataclasses.fields(ModelSpec) if f.name != "name"}
+    given = {name: value for name, value in own.items() if value is not None}
+    if table.preset is not None:
+        return _preset_sizes(table.preset, given, findings)
+    missing = [name for name in _NEEDED if name not in given]
+    if missing:
+        hint = f"set preset ({', '.join(PRESETS)}), or {' and '.join(missing)}"
+        findings.refuse("model.preset", "no preset, and the sizes are not complete", hint)
+        return {}
+    given.setdefault("num_kv_heads", given["num_heads"])
+    if "head_dim" not in given and given["hidden_size"] % given["num_heads"]:
+        message = f"hidden_size {given['hidden_size']} does not divide into {given['num_heads']} heads"
+        findings.refuse("model.num_heads", message, "set head_dim, or change one of the two")
+    given.setdefault("head_dim", given["hidden_size"] // given["num_heads"])
+    return {"name": "custom", **given}
+
+
+def _preset_sizes(name: str, given: dict[str, Any], findings: Findings) -> dict[str, Any]:
+    preset = PRESETS.get(name)
+    if preset is None:
+        near = difflib.get_close_matches(name.lower(), PRESETS, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]}?" if near else f"presets: {', '.join(PRESETS)}"
+        findings.refuse("model.preset", f"unknown preset {name!r}", hint)
+        return {}
+    sizes = dataclasses.asdict(preset)
+    changed = {key for key, value in given.items() if key != "vocab_size" and value != sizes[key]}
+    return {**sizes, **given, "name": "custom" if changed else name}
+
+
+def _vocab_size(recipe: Recipe, asked: int | None, findings: Findings) -> int:
+    name = recipe.data.tokenizer
+    ids = tokenizer_ids(name)
+    if ids is None:
+        if asked is None and is_tokenizer_file(name):  # any other name is refused for itself
+            hint = "set it to at least the number of ids of the tokenizer.json"
+            findings.refuse("model.vocab_size", f"missing: the name {name!r} does not tell it", hint)
+        return asked or 0
+    if asked is not None and asked < ids:
+        message = f"{asked} rows are too few for the {ids} ids of tokenizer {name!r}"
+        findings.refuse("model.vocab_size", message, f"set it to at least {ids}, or leave it out")
+    return asked or -(-ids // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
+
+
+def _check_heads(spec: ModelSpec, findings: Findings) -> None:
+    if spec.num_heads % spec.num_kv_heads:
+        message = f"{spec.num_heads} query heads can't share {spec.num_kv_heads} key and value heads evenly"
+        findings.refuse("model.num_kv_heads", message, "choose a divisor of num_heads")
+    if spec.head_dim % 2:
+        findings.refuse(
+            "model.head_dim", f"{spec.head_dim} is odd; rotary embedding turns pairs", "choose an even size"
+        )

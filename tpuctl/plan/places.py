@@ -1,0 +1,126 @@
+"""Paths and URIs of a recipe made absolute, so that they mean the same on the cluster. Touches no file."""
+
+from __future__ import annotations
+
+import difflib
+import os.path
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tpuctl.errors import RecipeError
+from tpuctl.plan.schema import DataPlan, Plan, RunPlan
+from tpuctl.plan.tokenizer import check_tokenizer, is_tokenizer_file
+from tpuctl.recipe.origin import Findings, Origin
+from tpuctl.recipe.schema import Recipe
+
+BUILTIN_TEXTS = ("builtin:python-stdlib",)
+_HELD_OUT = "/held-out"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Here:
+    """Where the recipe is being resolved: relative paths start at ``cwd``, ``~`` is ``home``."""
+
+    cwd: str
+    home: str | None
+
+    @classmethod
+    def of(cls, cwd: os.PathLike[str] | str, environ: Mapping[str, str]) -> Here:
+        """The place of this working directory and environment."""
+        return cls(cwd=os.fspath(cwd), home=environ.get("HOME"))
+
+    def absolute(self, path: str) -> str:
+        """A local path, absolute and without ``..``."""
+        if self.home and (path == "~" or path.startswith("~/")):
+            path = self.home + path[1:]
+        return os.path.normpath(os.path.join(self.cwd, path))
+
+
+def plan_run(recipe: Recipe, *, here: Here, findings: Findings) -> RunPlan:
+    """The run's name and directory."""
+    name = recipe.run.name or _name_of_file(recipe.origin.file, findings)
+    directory = recipe.run.directory or f"runs/{name}"
+    place = _placed("run.directory", directory, schemes=("gs",), here=here, findings=findings)
+    return RunPlan(name=name, directory=place, shared=recipe.run.shared)
+
+
+def plan_data(recipe: Recipe, *, here: Here, findings: Findings) -> DataPlan:
+    """The text and its tokenizer."""
+    data = recipe.data
+    check_tokenizer(recipe, findings=findings)
+    uri = _text_place("data.uri", data.uri, here=here, findings=findings)
+    held_out = (
+        None if data.eval_uri is None else _text_place("data.eval_uri", data.eval_uri, here=here, findings=findings)
+    )
+    if held_out is None and uri in BUILTIN_TEXTS:
+        held_out = uri + _HELD_OUT
+    if held_out == uri:
+        findings.refuse("data.eval_uri", "the held-out text is the training text", "name files that are not trained on")
+    return DataPlan(
+        uri=uri,
+        eval_uri=held_out,
+        text_column=data.text_column,
+        tokenizer=here.absolute(data.tokenizer) if is_tokenizer_file(data.tokenizer) else data.tokenizer,
+        packing=data.packing,
+        ragged=data.ragged,
+        epochs=data.epochs,
+        shuffle=data.shuffle,
+        seed=data.seed,
+        readers_per_host=data.readers_per_host,
+    )
+
+
+def check_shared_storage(plan: Plan, *, simulated: bool, origin: Origin | None = None) -> None:
+    """Refuse a local run directory on several real hosts: each would write its own, and no checkpoint be whole.
+
+    The hosts of a simulated slice are processes of one machine and share its disk. ``origin`` is the recipe's, to
+    point at the line.
+
+    Raises:
+        RecipeError: the run directory is local, the slice has several hosts and nobody vouched for it.
+    """
+    if simulated or plan.run.shared or plan.slice.total_hosts == 1 or "://" in plan.run.directory:
+        return
+    raise RecipeError(
+        f"run directory {plan.run.directory} is local, but the {plan.slice.total_hosts} hosts of the job each have a "
+        "disk of their own",
+        hint="use gs://bucket/path, or set run.shared = true if every host mounts the same file system there",
+        where=origin.where("run.directory") if origin else None,
+    )
+
+
+def _name_of_file(file: str, findings: Findings) -> str:
+    stem = os.path.splitext(os.path.basename(file))[0]
+    name = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in stem)
+    if not name[:1].isalnum():
+        findings.refuse("run.name", f"missing, and the file name {stem!r} gives none", 'add name = "…" under [run]')
+    return name[:63]
+
+
+def _text_place(key: str, uri: str, *, here: Here, findings: Findings) -> str:
+    if uri.startswith("builtin:"):
+        if uri not in BUILTIN_TEXTS:
+            near = difflib.get_close_matches(uri, BUILTIN_TEXTS, n=1, cutoff=0.0)
+            findings.refuse(key, f"unknown built-in text {uri!r}", f"there is {near[0]}")
+        return uri
+    if uri.startswith("gs://"):
+        findings.refuse(key, "text in gs:// can't be read yet", "copy it to a folder every host sees")
+        return uri
+    return _placed(key, uri, schemes=(), here=here, findings=findings)
+
+
+def _placed(key: str, uri: str, *, schemes: tuple[str, ...], here: Here, findings: Findings) -> str:
+    """An absolute local path, or a URI of one of the schemes."""
+    scheme, separator, rest = uri.partition("://")
+    if separator and scheme == "file":
+        return here.absolute("/" + rest.lstrip("/"))
+    if separator and scheme in schemes:
+        bucket, _, _ = rest.partition("/")
+        if not bucket:
+            findings.refuse(key, f"{uri!r} names no bucket", "write gs://bucket/path")
+        return uri.rstrip("/")
+    if separator or uri.startswith(("gs:", "s3:", "http:", "https:")):
+        allowed = " or ".join(["a local path", *(f"{name}://bucket/path" for name in schemes)])
+        findings.refuse(key, f"{uri!r} can't be used here", f"write {allowed}")
+        return uri
+    return here.absolute(uri)

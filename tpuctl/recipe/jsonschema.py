@@ -1,0 +1,78 @@
+"""The recipe as a JSON Schema (draft 2020-12), so that editors complete and check TOML."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tpuctl.recipe.schema import Recipe
+from tpuctl.recipe.settings import Key, Table, tables_of
+
+_VARIABLE = "^[A-Za-z_][A-Za-z0-9_]*$"
+_DURATION = "^([0-9]+(\\.[0-9]+)?[dhms])+$"
+
+
+def recipe_schema() -> dict[str, Any]:
+    """The JSON Schema of a recipe."""
+    tables = tables_of(Recipe)
+    top = _object(tables[""])
+    nested = {name: _object(table) for name, table in tables.items() if name}
+    top["properties"].update(nested)
+    top["required"] += [name for name, table in nested.items() if table.get("required")]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "tpuctl recipe", **top}
+
+
+def _object(table: Table) -> dict[str, Any]:
+    required = [key.name for key in table.keys.values() if key.required]
+    return {
+        "description": table.doc,
+        "type": "object",
+        "properties": {key.name: _property(key) for key in table.keys.values()},
+        **({"required": required} if required else {}),
+        "additionalProperties": False,
+    }
+
+
+def _property(key: Key) -> dict[str, Any]:
+    unit = f" In {key.rules.unit}." if key.rules.unit else ""
+    absent = f" Left out: {key.rules.absent}." if key.rules.absent else ""
+    default = {} if key.required or key.default is None else {"default": _plain(key.default)}
+    return {"description": f"{key.rules.doc}{unit}{absent}", **_type(key), **default}
+
+
+def _type(key: Key) -> dict[str, Any]:
+    if key.type in ("int", "float"):
+        return {"type": "integer" if key.type == "int" else "number", **_bounds(key)}
+    if key.type == "bool":
+        return {"type": "boolean"}
+    if key.type == "choice":
+        return {"enum": list(key.choices)}
+    if key.type == "duration":
+        return {"anyOf": [{"type": "number", **_bounds(key)}, {"type": "string", "pattern": _DURATION}]}
+    if key.type == "list":
+        return {"type": "array", "items": {"type": "string", "minLength": 1}}
+    if key.type == "map":
+        return {
+            "type": "object",
+            "propertyNames": {"pattern": _VARIABLE},
+            "additionalProperties": {"type": "string"},
+        }
+    return {
+        "type": "string",
+        "minLength": 1,
+        **({"pattern": f"^(?:{key.rules.pattern})$"} if key.rules.pattern else {}),
+    }
+
+
+def _bounds(key: Key) -> dict[str, Any]:
+    rules = key.rules
+    bounds = {
+        "minimum": rules.minimum,
+        "exclusiveMinimum": rules.above,
+        "maximum": rules.maximum,
+        "exclusiveMaximum": rules.below,
+    }
+    return {name: bound for name, bound in bounds.items() if bound is not None}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,42 @@
+"""What a user may write: one frozen dataclass per table, every field documenting itself.
+
+Only what one key alone can tell is checked from here (type, range, choices); rules over several keys are
+``plan.resolve``'s.
+"""
+
+# ruff: noqa: RUF009 — `setting()` makes a dataclass field, it is no mutable default
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tpuctl.plan.schema import JobKind
+from tpuctl.recipe.learning import CheckpointTable, DataTable, ExpectTable, ModelTable, OptimTable, TrainTable
+from tpuctl.recipe.origin import Origin
+from tpuctl.recipe.placement import ClusterTable, JobTable, MeshTable, RunTable, SliceTable
+from tpuctl.recipe.settings import setting
+
+
+def _table(kind: Any, *, required: bool = False) -> Any:
+    if required:
+        return field(metadata={"table": True})
+    return field(default_factory=kind, metadata={"table": True})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """A recipe: what a user wrote, with the defaults of single keys filled in."""
+
+    kind: JobKind = setting(doc="What the recipe runs.", example="train")
+    run: RunTable = _table(RunTable)
+    slice: SliceTable = _table(SliceTable, required=True)
+    cluster: ClusterTable = _table(ClusterTable)
+    model: ModelTable = _table(ModelTable)
+    mesh: MeshTable = _table(MeshTable)
+    data: DataTable = _table(DataTable, required=True)
+    train: TrainTable = _table(TrainTable, required=True)
+    optim: OptimTable = _table(OptimTable)
+    checkpoint: CheckpointTable = _table(CheckpointTable)
+    job: JobTable = _table(JobTable)
+    expect: ExpectTable = _table(ExpectTable)
+    origin: Origin = field(default_factory=lambda: Origin(file="<recipe>"), compare=False)

@@ -1,0 +1,225 @@
+"""Loss and gradients of one global batch, with every collective written out.
+
+Runs inside ``jax.shard_map`` with all mesh axes manual. On the way in, weights are cast to the compute dtype and
+made whole over ``data`` once per step; the decoder makes them whole over ``fsdp`` layer by layer. On the way out,
+each layer's gradients leave by reduce-scatter over ``fsdp`` in the backward scan, then once per step over ``data``;
+what is left to sum (over slices, and the norm scales) is only ever a device's own shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Float, Int, Int32, Key
+
+from tpuctl.mesh import AXES, RULES, MeshError, named_sharding
+from tpuctl.nn.attention import kernel_for
+from tpuctl.nn.decoder import ForwardOptions, TokenRows
+from tpuctl.nn.loss import LossOptions, Targets, cross_entropy
+from tpuctl.nn.params import ParamTree, bind, logical_axes
+from tpuctl.nn.partition import Partition, batch_shard_index
+from tpuctl.plan.schema import Plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GlobalBatch:
+    """A ``HostBatch`` of all hosts as global arrays, rows split over the batch axes.
+
+    ``stop_vote`` is not 0 on the rows of a host that wants every host to stop after this step.
+    """
+
+    tokens: Int32[Array, "b s"]
+    targets: Int32[Array, "b s"]
+    segment_ids: Int32[Array, "b s"]
+    positions: Int32[Array, "b s"]
+    loss_mask: Int32[Array, "b s"]
+    num_bytes: Int32[Array, " b"]
+    cursor: Int32[Array, "b 4"]
+    stop_vote: Int32[Array, " b"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossSums:
+    """Sums over the counted tokens of a batch; ``num_bytes`` is the text they stand for."""
+
+    nats: Float[Array, ""]
+    tokens: Int[Array, ""]
+    num_bytes: Int[Array, ""]
+
+
+for _node in (GlobalBatch, LossSums):
+    jax.tree_util.register_dataclass(_node)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossProgram:
+    """What the loss of a plan needs, decided once. ``axes``: the parameters' logical axes."""
+
+    plan: Plan
+    mesh: Mesh
+    axes: ParamTree
+    forward: ForwardOptions
+    loss: LossOptions
+
+    @property
+    def param_specs(self) -> ParamTree:
+        """PartitionSpecs of the parameters."""
+        return self.map_axes(lambda axes: RULES.spec(axes))
+
+    def map_axes(self, function: Callable[..., Any], *trees: ParamTree) -> ParamTree:
+        """``function(axes, *leaves)`` for each parameter."""
+        tree: ParamTree = jax.tree.map(function, self.axes, *trees, is_leaf=lambda node: isinstance(node, tuple))
+        return tree
+
+    def size(self, axis: str) -> int:
+        """Length of a mesh axis."""
+        return int(self.mesh.shape[axis])
+
+
+def loss_program(plan: Plan, mesh: Mesh, *, real_vocab: int | None = None) -> LossProgram:
+    """The program of ``plan`` on ``mesh``. ``real_vocab``: token ids that exist, if fewer than the model's rows.
+
+    Raises:
+        MeshError: the batch does not divide into shards and microbatches, or the sequence over ``tensor``.
+    """
+    train, tensor = plan.train, mesh.shape["tensor"]
+    named_sharding(mesh, ("batch",), shape=(train.global_batch // train.microbatches,))
+    if train.global_batch % train.microbatches:
+        raise MeshError(f"global batch {train.global_batch} does not divide into {train.microbatches} microbatches")
+    if train.sequence_length % tensor:
+        raise MeshError(f"sequence length {train.sequence_length} does not divide over tensor {tensor}")
+    forward = ForwardOptions(
+        kernel=kernel_for(mesh.devices.flat[0].platform),
+        remat=train.remat,
+        dropout=train.dropout,
+        partition=Partition(fsdp=mesh.shape["fsdp"], tensor=tensor),
+    )
+    loss = LossOptions(real_vocab=real_vocab or plan.model.vocab_size, z_loss=train.z_loss, tensor=tensor)
+    return LossProgram(plan=plan, mesh=mesh, axes=logical_axes(plan.model), forward=forward, loss=loss)
+
+
+def gradients(
+    program: LossProgram, params: ParamTree, batch: GlobalBatch, *, key: Key[Array, ""]
+) -> tuple[ParamTree, LossSums]:
+    """Gradients of the *summed* objective, f32 and sharded as ``params``, and the sums to divide them by.
+
+    Sums, not means: microbatches and devices with different token counts then weigh by tokens of themselves.
+    """
+
+    def local(params: ParamTree, batch: GlobalBatch, key: Key[Array, ""]) -> tuple[ParamTree, LossSums]:
+        working = _working_copy(program, params)
+        grads, sums = _accumulated(program, working, batch, key=key)
+        return _reduced(program, grads), _total(program, sums)
+
+    rows = PartitionSpec(RULES.batch)
+    specs = program.param_specs
+    mapped = jax.shard_map(
+        local,
+        mesh=program.mesh,
+        in_specs=(specs, rows, PartitionSpec()),
+        out_specs=(specs, PartitionSpec()),
+        check_vma=False,
+    )
+    result: tuple[ParamTree, LossSums] = mapped(params, batch, key)
+    return result
+
+
+def losses(program: LossProgram, params: ParamTree, batch: GlobalBatch) -> LossSums:
+    """The sums alone, without dropout or gradient."""
+
+    def local(params: ParamTree, batch: GlobalBatch) -> LossSums:
+        return _total(program, _objective(program, _working_copy(program, params), batch, row_keys=None)[1])
+
+    specs = (program.param_specs, PartitionSpec(RULES.batch))
+    mapped = jax.shard_map(local, mesh=program.mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
+    sums: LossSums = mapped(params, batch)
+    return sums
+
+
+def _working_copy(program: LossProgram, params: ParamTree) -> ParamTree:
+    dtype = jnp.dtype(program.plan.train.compute_dtype)
+
+    def prepare(axes: tuple[str, ...], weight: Array) -> Array:
+        if "norm" in axes:
+            return weight
+        weight = weight.astype(dtype)  # before the gathers: half the bytes on the wire
+        dimension = _data_dimension(program, axes)
+        return weight if dimension is None else lax.all_gather(weight, "data", axis=dimension, tiled=True)
+
+    return program.map_axes(prepare, params)
+
+
+def _data_dimension(program: LossProgram, axes: tuple[str, ...]) -> int | None:
+    split = [i for i, logical in enumerate(axes) if "data" in RULES.mesh_axes(logical)]
+    return split[0] if split and program.size("data") > 1 else None
+
+
+def _accumulated(
+    program: LossProgram, working: ParamTree, batch: GlobalBatch, *, key: Key[Array, ""]
+) -> tuple[ParamTree, LossSums]:
+    """Over microbatches. Each reduce-scatters its own gradients, so what is kept between them is a shard in f32
+    and not the whole model's gradient; the price is that the reduce-scatter is paid once per microbatch."""
+    differentiate = jax.value_and_grad(
+        lambda working, part, keys: _objective(program, working, part, row_keys=keys), has_aux=True
+    )
+    row_keys = _row_keys(program, batch, key)
+    count = program.plan.train.microbatches
+    if count == 1:
+        (_, sums), grads = differentiate(working, batch, row_keys)
+        return grads, sums
+
+    def add(total: Any, part: tuple[GlobalBatch, Any]) -> tuple[Any, None]:
+        (_, sums), grads = differentiate(working, *part)
+        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, (grads, sums)), None
+
+    parts = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), (batch, row_keys))
+    zero_grads = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), working)
+    zero_sums = LossSums(nats=jnp.float32(0), tokens=jnp.int32(0), num_bytes=jnp.int32(0))
+    result: tuple[ParamTree, LossSums] = lax.scan(add, (zero_grads, zero_sums), parts)[0]
+    return result
+
+
+def _row_keys(program: LossProgram, batch: GlobalBatch, key: Key[Array, ""]) -> Key[Array, " rows"] | None:
+    if not program.forward.dropout:
+        return None
+    rows = batch.tokens.shape[0]
+    first = batch_shard_index({axis: program.size(axis) for axis in AXES}) * rows
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, first + jnp.arange(rows))
+
+
+def _objective(
+    program: LossProgram, working: ParamTree, batch: GlobalBatch, *, row_keys: Key[Array, " rows"] | None
+) -> tuple[Float[Array, ""], LossSums]:
+    decoder = bind(program.plan.model, working)
+    rows = TokenRows(
+        tokens=batch.tokens, positions=batch.positions, segment_ids=batch.segment_ids, dropout_keys=row_keys
+    )
+    hidden = decoder.hidden(rows, options=program.forward)
+    head = decoder.head_matrix(partition=program.forward.partition)
+    targets = Targets(tokens=batch.targets, mask=batch.loss_mask)
+    objective, nats = cross_entropy(hidden, head, targets, options=program.loss)
+    return objective, LossSums(nats=nats, tokens=batch.loss_mask.sum(), num_bytes=batch.num_bytes.sum())
+
+
+def _reduced(program: LossProgram, grads: ParamTree) -> ParamTree:
+    def reduce(axes: tuple[str, ...], grad: Array) -> Array:
+        dimension = _data_dimension(program, axes)
+        if dimension is not None:
+            grad = lax.psum_scatter(grad, "data", scatter_dimension=dimension, tiled=True)
+        split_on = {mesh_axis for logical in axes for mesh_axis in RULES.mesh_axes(logical)}
+        rest = tuple(axis for axis in AXES if axis not in split_on and program.size(axis) > 1)
+        grad = grad.astype(jnp.float32)
+        return lax.psum(grad, rest) if rest else grad
+
+    return program.map_axes(reduce, grads)
+
+
+def _total(program: LossProgram, sums: LossSums) -> LossSums:
+    axes = tuple(axis for axis in RULES.batch if program.size(axis) > 1)
+    return lax.psum(sums, axes) if axes else sums

@@ -1,0 +1,114 @@
+"""What is written beside a checkpoint's arrays: who wrote it, from which plan and data, on how many devices.
+
+Pure data; imports no JAX and no Orbax.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tpuctl.errors import CheckpointError
+from tpuctl.plan.schema import Plan
+
+# Goes up when the names or meanings of the stored arrays change.
+LAYOUT = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Provenance:
+    """Where a checkpoint's arrays come from.
+
+    Attributes:
+        model: The model's fields. Arrays saved under others have another meaning, even where the shapes agree.
+        compute_dtype: Dtype of the activations; the stored masters are float32 whatever it is.
+        dataset: Fingerprint of the training data; empty where unknown.
+        job: Which job wrote it, so that a job's own retries can go on where ``resume = "never"`` was asked.
+    """
+
+    model: Mapping[str, Any]
+    compute_dtype: str
+    dataset: str = ""
+    job: str = ""
+
+
+def provenance_of(plan: Plan, *, dataset: str = "", job: str = "") -> Provenance:
+    """The provenance of checkpoints written under ``plan``. A model's name says nothing about its arrays."""
+    model = {key: value for key, value in dataclasses.asdict(plan.model).items() if key != "name"}
+    return Provenance(model=model, compute_dtype=plan.train.compute_dtype, dataset=dataset, job=job)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Written:
+    """The record of one checkpoint, as it stands in its metadata file.
+
+    ``key_types`` names the arrays that are the words of typed PRNG keys, each with its type.
+    """
+
+    layout: int
+    tpuctl_version: str
+    devices: int
+    provenance: Provenance
+    key_types: Mapping[str, str]
+    eval_loss: float | None
+
+
+def to_record(written: Written) -> dict[str, Any]:
+    """The record as JSON-ready data."""
+    return {"tpuctl": dataclasses.asdict(written)}
+
+
+def from_record(document: Mapping[str, Any], *, path: str) -> Written:
+    """The record a checkpoint's metadata holds.
+
+    Raises:
+        CheckpointError: It was not written by tpuctl, or by a later version of it.
+    """
+    record = document.get("tpuctl")
+    if not isinstance(record, dict):
+        raise CheckpointError(
+            f"{path} was not written by tpuctl train: it has no record of its layout",
+            hint="choose a run directory without foreign checkpoints",
+        )
+    if record["layout"] > LAYOUT:
+        raise CheckpointError(
+            f"{path} has checkpoint layout {record['layout']} (tpuctl {record['tpuctl_version']}), "
+            f"this tpuctl reads layouts up to {LAYOUT}",
+            hint="use the tpuctl version that wrote it, or a later one",
+        )
+    return Written(**{**record, "provenance": Provenance(**record["provenance"])})
+
+
+def check_model(written: Written, wanted: Provenance, *, path: str) -> None:
+    """Refuse arrays that were trained as another model.
+
+    Raises:
+        CheckpointError: A field of the model differs; names each one with both values.
+    """
+    stored = written.provenance.model
+    changed = [
+        f"model.{key}: {stored.get(key)!r} in the checkpoint, {wanted.model.get(key)!r} in the plan"
+        for key in sorted({*stored, *wanted.model})
+        if stored.get(key) != wanted.model.get(key)
+    ]
+    if changed:
+        raise CheckpointError(
+            f"{path} holds another model ({'; '.join(changed)})",
+            hint="give the changed model a run directory of its own, or go back to the model of the checkpoint",
+        )
+
+
+def changes(written: Written, wanted: Provenance, *, devices: int) -> list[str]:
+    """What differs from the run that wrote the checkpoint and is worth a line, but no error."""
+    notes = []
+    if written.devices != devices:
+        notes.append(f"saved on {written.devices} devices, resumed on {devices}")
+    if written.provenance.compute_dtype != wanted.compute_dtype:
+        notes.append(
+            f"compute dtype was {written.provenance.compute_dtype}, now {wanted.compute_dtype}: losses will differ"
+        )
+    if written.provenance.dataset and wanted.dataset and written.provenance.dataset != wanted.dataset:
+        notes.append("the training data changed since the checkpoint was written: its next batches are others")
+    return notes

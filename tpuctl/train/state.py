@@ -1,0 +1,103 @@
+"""The training state: everything a resumed run needs, as plain arrays with a place on the mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Int32, Key, UInt32
+
+from tpuctl.mesh import batch_sharding, named_sharding, replicated
+from tpuctl.nn.params import ParamTree, init_params, logical_axes
+from tpuctl.plan.schema import Plan
+from tpuctl.train.optim import adamw
+
+CURSOR_WORDS = 4
+
+_KEY_IMPLEMENTATION = "threefry2x32"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainState:
+    """State after ``step`` optimizer steps.
+
+    ``params`` and the moments in ``opt_state`` are f32. ``key`` is the run's random key as raw words: arrays of the
+    typed key's dtype can't be written to a checkpoint, words can. ``cursor`` is where each row's data lane stands.
+    """
+
+    step: Int32[Array, ""]
+    params: ParamTree
+    opt_state: optax.OptState
+    key: UInt32[Array, " words"]
+    cursor: Int32[Array, "global_batch 4"]
+
+    def step_key(self) -> Key[Array, ""]:
+        """The typed key of this step: the same after a resume as in the unbroken run."""
+        return jax.random.fold_in(jax.random.wrap_key_data(self.key, impl=_KEY_IMPLEMENTATION), self.step)
+
+
+jax.tree_util.register_dataclass(TrainState)
+
+
+def init_state(plan: Plan, mesh: Mesh) -> TrainState:
+    """A new state, made in place: each device computes its own shards and no host ever holds a whole copy."""
+    state: TrainState = jax.jit(lambda: _initial(plan), out_shardings=state_shardings(plan, mesh))()
+    return state
+
+
+def state_shardings(plan: Plan, mesh: Mesh) -> Any:
+    """The ``TrainState`` of shardings.
+
+    Raises:
+        MeshError: a dimension of the model or the batch does not divide over the mesh.
+    """
+    shapes = jax.eval_shape(lambda: _initial(plan))
+    params = param_shardings(plan, mesh)
+    opt_state = optax.tree_utils.tree_map_params(
+        adamw(plan.optim, logical_axes(plan.model)),
+        lambda _, sharding: sharding,
+        shapes.opt_state,
+        params,
+        transform_non_params=lambda _: replicated(mesh),
+    )
+    named_sharding(mesh, ("batch",), shape=(plan.train.global_batch,))
+    places: dict[str, Any] = {"step": replicated(mesh), "key": replicated(mesh), "cursor": batch_sharding(mesh)}
+    return TrainState(**places, params=params, opt_state=opt_state)
+
+
+def param_shardings(plan: Plan, mesh: Mesh) -> ParamTree:
+    """The tree of the parameters' shardings; raises ``MeshError`` as ``state_shardings`` does."""
+    shapes = jax.eval_shape(lambda: init_params(plan.model, jax.random.key(0)))
+
+    def place(axes: tuple[str, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        return named_sharding(mesh, axes, shape=leaf.shape)
+
+    tree: ParamTree = jax.tree.map(place, logical_axes(plan.model), shapes, is_leaf=lambda n: isinstance(n, tuple))
+    return tree
+
+
+def abstract_state(plan: Plan, mesh: Mesh) -> TrainState:
+    """Shapes, dtypes and shardings of the state, without any array: what a restore or a compile needs."""
+
+    def describe(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    state: TrainState = jax.tree.map(describe, jax.eval_shape(lambda: _initial(plan)), state_shardings(plan, mesh))
+    return state
+
+
+def _initial(plan: Plan) -> TrainState:
+    init_key, run_key = jax.random.split(jax.random.key(plan.train.seed, impl=_KEY_IMPLEMENTATION))
+    params = init_params(plan.model, init_key)
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=adamw(plan.optim, logical_axes(plan.model)).init(params),
+        key=jax.random.key_data(run_key),
+        cursor=jnp.zeros((plan.train.global_batch, CURSOR_WORDS), jnp.int32),
+    )
