@@ -25,7 +25,7 @@ from tpuctl.train.data.stream import Stream
 
 ray = pytest.importorskip("ray", reason="ray is not installed")
 
-from ray.data import ReadTask  # noqa: E402
+from ray.data import DataContext, ReadTask  # noqa: E402
 from ray.data.block import BlockMetadata  # noqa: E402
 from ray.util.placement_group import placement_group  # noqa: E402
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: E402
@@ -118,7 +118,7 @@ def test_reader_stays_a_bounded_number_of_blocks_ahead_and_ends_when_closed(stre
     log = tmp_path / "blocks.log"
     reader = _LoggedReader(stream, lanes=ROWS, cursor=start_cursor(len(ROWS)))
     reader.log = log
-    pieces = ray_feed._pieces(reader)
+    pieces = ray_feed.pieces(reader)
     for _ in range(reader.steps_per_block):
         next(pieces)
     # The object store holds a hundred times as many; what is made is what was taken, what may lie there, and a few in
@@ -133,7 +133,7 @@ def test_reader_stays_a_bounded_number_of_blocks_ahead_and_ends_when_closed(stre
 def test_reader_process_loads_no_jax(stream: Stream, tmp_path: Path) -> None:
     reader = _LoggedReader(stream, lanes=ROWS, cursor=start_cursor(len(ROWS)))
     reader.log = tmp_path / "blocks.log"
-    pieces = ray_feed._pieces(reader)
+    pieces = ray_feed.pieces(reader)
     next(pieces)
     pieces.close()
     assert set(reader.log.read_text().split()[1::2]) == {"jax-free"}
@@ -142,7 +142,7 @@ def test_reader_process_loads_no_jax(stream: Stream, tmp_path: Path) -> None:
 def test_reader_that_is_killed_is_run_again_and_gives_the_same_rows(stream: Stream, tmp_path: Path) -> None:
     reader = _LoggedReader(stream, lanes=ROWS, cursor=start_cursor(len(ROWS)))
     reader.log = tmp_path / "blocks.log"
-    pieces = ray_feed._pieces(reader)
+    pieces = ray_feed.pieces(reader)
     unbroken = iter(take(stream, 30 * reader.steps_per_block))
     assert_equal(next(pieces).batch, next(unbroken))
     killed = int(reader.log.read_text().split()[0])
@@ -151,6 +151,12 @@ def test_reader_that_is_killed_is_run_again_and_gives_the_same_rows(stream: Stre
         assert_equal(next(pieces).batch, expected)
     pieces.close()
     assert len(set(reader.log.read_text().split()[::2])) == 2
+
+
+def test_pieces_leave_the_process_s_data_context_alone(stream: Stream) -> None:
+    before = DataContext.get_current().target_max_block_size
+    ray_feed.pieces(LaneReader(stream, lanes=ROWS, cursor=start_cursor(len(ROWS)))).close()
+    assert DataContext.get_current().target_max_block_size == before
 
 
 def test_blocks_pass_ray_data_whole(stream: Stream) -> None:
