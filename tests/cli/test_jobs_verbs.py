@@ -122,8 +122,9 @@ def test_jobs_show_of_an_unknown_job_is_a_usage_error(server: JobsServer, capsys
 
 
 def test_jobs_without_a_cluster_say_how_to_name_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("TPUCTL_STATE_DIR", str(tmp_path))
     monkeypatch.delenv("TPUCTL_CLUSTER", raising=False)
     monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
     assert run(["jobs", "ls"]) == ExitCode.USAGE

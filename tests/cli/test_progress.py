@@ -74,7 +74,10 @@ def test_seconds_durations_are_said_as_people_do(duration: float, words: str) ->
 
 def test_summary_holds_loss_baselines_and_checkpoints() -> None:
     done = event("done", step=20, seconds=61, eval_loss=2.0, bits_per_byte=1.5, checkpoints=["/r/10", "/r/20"])
-    lines = summary(done, event("baselines", gzip=2.1, xz=1.9, trigram=2.4))
+    lines = summary(
+        done,
+        event("baselines", rows=[{"name": "gzip -9", "bits_per_byte": 2.1}, {"name": "trigram", "bits_per_byte": 2.4}]),
+    )
     assert lines[1] == "held-out loss  2.0000 nats per token  1.500 bits per byte"
-    assert "gzip 2.100 · xz 1.900 · trigram 2.400" in lines[2]
+    assert "gzip -9 2.100 · trigram 2.400" in lines[2]
     assert lines[3].endswith("/r/10, /r/20")

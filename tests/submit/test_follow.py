@@ -369,3 +369,13 @@ def test_read_lines_with_a_tail_gives_the_last_ones(server: JobsServer) -> None:
     server.add_job("job", log=numbered(0, 300_000) + b"no newline")
     lines = [line.text for line in read_lines(RayJobs(Connection(server.url)), "job", tail=3)]
     assert lines == ["line 299998", "line 299999", "no newline"]
+
+
+def test_follow_of_a_job_that_is_slow_to_start_says_what_it_waits_for(server: JobsServer) -> None:
+    job = server.add_job("job", status="PENDING", message="It may be waiting for the runtime environment to be set up.")
+    following = Following(server)
+    while not following.notices:
+        time.sleep(0.001)
+    job.end("SUCCEEDED")
+    following.end()
+    assert len([notice for notice in following.notices if "runtime environment to be set up" in notice]) == 1

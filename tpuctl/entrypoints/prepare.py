@@ -5,19 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpuctl.entrypoints.corpus import dataset_uris
 from tpuctl.plan.schema import Plan
-from tpuctl.text import load_tokenizer
+from tpuctl.text import Tokenizer, load_tokenizer
 from tpuctl.train.data.corpus import open_corpus
 from tpuctl.train.data.stream import Stream, TokenizerRef, eval_stream, prepare_tokenizer, train_stream
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Text:
-    """The streams of a run, as every host will read them. ``real_vocab``: how many ids the tokenizer has."""
+    """The streams of a run, as every host will read them."""
 
     train: Stream
     held_out: Stream | None
-    real_vocab: int
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of both."""
+        ref = self.train.tokenizer
+        return load_tokenizer(ref.name, directory=Path(ref.directory), vocab_size=ref.vocab_size)
 
 
 def prepare(plan: Plan) -> Text:
@@ -26,20 +31,14 @@ def prepare(plan: Plan) -> Text:
     Raises:
         DataError: it can't be read as the plan says.
     """
-    uri, eval_uri = plan.data.uri, plan.data.eval_uri
-    column = plan.data.text_column
-    corpus = open_corpus(uri, text_column=column)
+    data, column = plan.data, plan.data.text_column
+    uris = dataset_uris(data.uri, eval_uri=data.eval_uri, directory=Path(plan.run.directory) / "dataset")
+    corpus = open_corpus(uris.train_uri, text_column=column)
     tokenizer = TokenizerRef(name=plan.data.tokenizer, directory=plan.run.directory, vocab_size=plan.model.vocab_size)
     prepare_tokenizer(tokenizer, corpus=corpus)
     held_out = None
-    if eval_uri is not None:
+    if uris.eval_uri is not None:
         held_out = eval_stream(
-            plan.data, plan.train, corpus=open_corpus(eval_uri, text_column=column), tokenizer=tokenizer
+            data, plan.train, corpus=open_corpus(uris.eval_uri, text_column=column), tokenizer=tokenizer
         )
-    return Text(
-        train=train_stream(plan.data, plan.train, corpus=corpus, tokenizer=tokenizer),
-        held_out=held_out,
-        real_vocab=load_tokenizer(
-            tokenizer.name, directory=Path(tokenizer.directory), vocab_size=tokenizer.vocab_size
-        ).vocab_size,
-    )
+    return Text(train=train_stream(data, plan.train, corpus=corpus, tokenizer=tokenizer), held_out=held_out)

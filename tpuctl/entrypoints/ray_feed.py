@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import batched
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -99,8 +101,10 @@ def _pieces(reader: LaneReader) -> Generator[Piece]:
         dataset = ray.data.read_datasource(reader, num_cpus=0, override_num_blocks=1, label_selector=here)
     tables = dataset.iter_batches(batch_size=len(reader.lanes), batch_format="pyarrow", prefetch_batches=1)
     try:
-        for table in tables:
-            yield _piece(table, lanes=reader.lanes)
+        # Left to the garbage collector, Ray's iterator would end the reader at some later time, or never.
+        with closing(cast(Generator[pa.Table], iter(tables))) as opened:
+            for table in opened:
+                yield _piece(table, lanes=reader.lanes)
     except ray.exceptions.RayTaskError as error:
         cause = error.cause
         if not isinstance(cause, TpuctlError):

@@ -16,16 +16,18 @@ from ray.train.v2.api.result import Result
 
 from tpuctl import __version__
 from tpuctl.entrypoints.attempt import HeldRun, Identity
+from tpuctl.entrypoints.corpus import PYTHON_STDLIB
 from tpuctl.entrypoints.deadline import Deadline
 from tpuctl.entrypoints.emit import emit
 from tpuctl.entrypoints.failures import explain
-from tpuctl.entrypoints.prepare import prepare
+from tpuctl.entrypoints.prepare import Text, prepare
 from tpuctl.entrypoints.stopping import forward_sigterm
 from tpuctl.entrypoints.train_host import HostConfig, HostResult, train_host
 from tpuctl.entrypoints.trainer import make_trainer
 from tpuctl.errors import ExpectationError
 from tpuctl.plan.schema import ExpectPlan, Plan
 from tpuctl.storage import join
+from tpuctl.train.baselines import baselines
 
 
 def main(plan: Plan) -> int:
@@ -42,8 +44,11 @@ def main(plan: Plan) -> int:
     with HeldRun(plan, identity, version=__version__) as run:
         forward_sigterm(identity.submission_id)
         with Deadline(plan.job, identity.submission_id):
-            result = _train(plan, identity)
+            text = prepare(plan)
+            result = _train(plan, text, identity)
         run.ended("stopped" if result.stopped else "succeeded")
+        if not result.stopped:
+            _tell_baselines(plan, text)
         check_expectations(plan.expect, result)
     return 0
 
@@ -69,9 +74,16 @@ def check_expectations(expect: ExpectPlan, result: HostResult) -> None:
         raise ExpectationError("[expect] missed: " + "; ".join(missed))
 
 
-def _train(plan: Plan, identity: Identity) -> HostResult:
+def _tell_baselines(plan: Plan, text: Text) -> None:
+    """What gzip, xz and a trigram model make of the built-in text; a dataset of the user's own may be any size."""
+    if text.held_out is None or plan.data.uri != PYTHON_STDLIB:
+        return
+    found = baselines(text.train.corpus, text.held_out.corpus, tokenizer=text.tokenizer())
+    emit("baselines", rows=[{"name": row.name, "bits_per_byte": row.bits_per_byte} for row in found])
+
+
+def _train(plan: Plan, text: Text, identity: Identity) -> HostResult:
     simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
-    text = prepare(plan)
     trainer = make_trainer(
         plan,
         train_host,

@@ -85,7 +85,7 @@ def _task(given: HostConfig, watch: StopWatch, *, simulated: bool) -> Task:
     provenance = provenance_of(plan, dataset=text.train.corpus.fingerprint, job=given.job)
     return Task(
         plan=plan,
-        program=program_for(plan, mesh, real_vocab=text.real_vocab),
+        program=program_for(plan, mesh, real_vocab=text.tokenizer().vocab_size),
         feed=RayFeed(
             text.train,
             held_out=text.held_out,

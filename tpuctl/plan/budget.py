@@ -1,7 +1,7 @@
 """An estimate of HBM per device, made before anything is compiled: whether a plan can fit, and what to turn.
 
-Arithmetic, not a measurement: the compiler fuses, pads and schedules. It is meant to be right about which part is
-large and to refuse what can't fit; ahead-of-time compilation has the last word.
+Arithmetic, not a measurement: the compiler fuses, pads and schedules. It was held against steps compiled for v6e (see
+the tests) and is meant to refuse what can't fit and to name the large part; compilation has the last word.
 """
 
 from __future__ import annotations
@@ -49,18 +49,23 @@ class Workload:
 
 
 def estimate(work: Workload, remat: RematPolicy) -> BudgetPlan:
-    """Bytes per device for a step under a rematerialisation policy."""
+    """Bytes per device for a step under a rematerialisation policy, at the moment that takes most.
+
+    That moment is either in the loss, with the head and a chunk of logits, or in the backward pass through the
+    layers, with their gradients. Both come on top of what the forward pass has kept; ``logit_bytes`` is what the
+    first takes beyond the second.
+    """
     parameters = num_parameters(work.model)
-    per_shard = parameters // work.weight_shards
-    # Gradients are summed over ``data`` at the end of the step only, so until then they are whole along it.
-    gradients = parameters // (work.mesh.fsdp * work.mesh.tensor) * _F32
+    # Whole along ``data``: there weights are gathered once, and gradients summed at the end of the step only.
+    shard = parameters // (work.mesh.fsdp * work.mesh.tensor)
+    gradients, layer = shard * _F32, _layer_bytes(work)
     return BudgetPlan(
         parameters=parameters,
         hbm_bytes=work.hbm_bytes,
-        state_bytes=per_shard * _STATE_BYTES,
-        gradient_bytes=gradients + _working_copy_bytes(work, parameters),
-        activation_bytes=_saved_bytes(work, remat) + _layer_bytes(work),
-        logit_bytes=_logit_bytes(work),
+        state_bytes=parameters // work.weight_shards * _STATE_BYTES,
+        gradient_bytes=gradients + shard * work.value_bytes,
+        activation_bytes=_saved_bytes(work, remat) + layer,
+        logit_bytes=max(0, _loss_bytes(work) - gradients - layer),
     )
 
 
@@ -93,11 +98,6 @@ def gib(size: float) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**27 else f"{size / 2**20:.1f} MiB"
 
 
-def _working_copy_bytes(work: Workload, parameters: int) -> int:
-    """Weights in the compute dtype, whole along ``data``."""
-    return parameters // (work.mesh.fsdp * work.mesh.tensor) * work.value_bytes
-
-
 def _saved_bytes(work: Workload, remat: RematPolicy) -> int:
     """What the forward pass keeps for the backward pass, over all layers."""
     return work.model.num_layers * work.tokens * _kept_per_token(work, remat) // work.mesh.tensor
@@ -123,11 +123,11 @@ def _kept_per_token(work: Workload, remat: RematPolicy) -> int:
 def _layer_bytes(work: Workload) -> int:
     """One layer in the backward pass: its gathered weights, their gradient and everything computed again."""
     weights = num_layer_parameters(work.model) // work.mesh.tensor
-    return weights * (2 * work.value_bytes + _F32) + 2 * work.tokens * _kept_per_token(work, "none") // work.mesh.tensor
+    return weights * (work.value_bytes + _F32) + work.tokens * _kept_per_token(work, "none") // work.mesh.tensor
 
 
-def _logit_bytes(work: Workload) -> int:
-    """The head, its gradient, and one chunk of logits with its gradient in float32."""
+def _loss_bytes(work: Workload) -> int:
+    """The gathered head, its gradient, one chunk of logits with its gradient, and the gradient of the hidden states."""
     vocab = -(-work.model.vocab_size // work.mesh.tensor)
     chunk = max(1, min(_CHUNK_TOKENS, _CHUNK_BYTES // (_F32 * vocab), work.tokens // 4))
     head = vocab * work.model.hidden_size

@@ -13,6 +13,7 @@ Names and fields:
     eval        step, loss, bits_per_byte, tokens, bytes
     checkpoint  step, path, blocked_seconds, kind ("periodic" | "final" | "stop")
     resume      step, path
+    baselines   rows: name, bits_per_byte of other models on the same held-out text
     note        text
     stopped     step, path, reason
     failed      reason, step

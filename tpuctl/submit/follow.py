@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from tpuctl.connection import AuthError
 from tpuctl.errors import ClusterError, JobNotFoundError
 from tpuctl.runs.events import Event
-from tpuctl.submit.jobs import JobInfo, Jobs, LogStream, LogUnreadableError, StreamClosedError
+from tpuctl.submit.jobs import JobInfo, Jobs, JobStatus, LogStream, LogUnreadableError, StreamClosedError
 from tpuctl.submit.lines import Line, LineReader
 from tpuctl.submit.outcome import Outcome, judge
 from tpuctl.submit.transcript import StreamView, Transcript, start_of_last_lines, unify_line_ends
@@ -99,7 +99,8 @@ class _Follower:
         self._failed: Event | None = None
         self._seen = False
         self._outage_began: float | None = None
-        self._next_fetch = self._clock.now()
+        self._said_pending = False
+        self._began = self._next_fetch = self._clock.now()
 
     def run(self) -> Outcome:
         info = self._info()
@@ -214,6 +215,10 @@ class _Follower:
     def _info(self) -> JobInfo:
         info = self._with_patience(lambda: self._jobs.info(self._id))
         self._seen = True
+        waited = self._clock.now() - self._began
+        if info.status is JobStatus.PENDING and not self._said_pending and waited >= self._pace.stall_seconds:
+            self._said_pending = True
+            self._options.notice(f"job {self._id} has not started yet: {info.message}")
         return info
 
     def _with_patience[T](self, ask: Callable[[], T], *, at_most: float = math.inf) -> T:

@@ -17,7 +17,7 @@ from tpuctl.runs.events import MARK, Event, parse_line
 
 MASK = "***"
 
-_PREFIX = re.compile(r"(?:\x1b\[[\d;]*m)*\((?P<source>[^()\n]*?pid=\d+(?:, ip=[^()\s]+)?)\)(?:\x1b\[[\d;]*m)* ")
+_PREFIX = re.compile(r"(?:\x1b\[[\d;]*m)*\((?P<source>[^\n]{0,200}?pid=\d+(?:, ip=[^()\s]+)?)\)(?:\x1b\[[\d;]*m)* ")
 _SHORT = 4
 _SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)$", re.IGNORECASE)
 

@@ -13,6 +13,8 @@ from tpuctl.submit.jobs import JobInfo, JobStatus
 _MEANT_CODES = (ExitCode.UNAVAILABLE, ExitCode.EXPECTATION_MISSED)
 _LOG_IN_MESSAGE = "last available logs"
 _PIP_ERROR = "ERROR:"
+# Environments made by uv have none.
+_NO_PIP = "No module named pip"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +56,8 @@ def _failed_event(message: str) -> Event | None:
 def _setup_error(message: str) -> str:
     """Pip's own error lines if there are some; else the last line, where Ray puts the cause."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
+    if _NO_PIP in message:
+        return "the cluster's Python has no pip to install [job] pip with; put pip into its environment"
     errors = [line[line.index(_PIP_ERROR) :] for line in lines if _PIP_ERROR in line]
     return "; ".join(dict.fromkeys(errors)) or (lines[-1] if lines else "no text")
 

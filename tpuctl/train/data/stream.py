@@ -21,6 +21,9 @@ from tpuctl.train.data.packing import empty_batch
 
 _log = logging.getLogger(__name__)
 
+# The rarest merge of a vocabulary should still be seen often; more text than that only costs start-up time.
+_SAMPLE_CHARACTERS_PER_ID = 2048
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerRef:
@@ -92,11 +95,7 @@ def prepare_tokenizer(ref: TokenizerRef, *, corpus: Corpus) -> None:
         return
     _log.info("training a byte-level BPE of %d ids on %s", vocab_size, corpus.uri)
     path.parent.mkdir(parents=True, exist_ok=True)
-    train_bpe(_sample(corpus, max_bytes=BPE_SAMPLE_BYTES), vocab_size=vocab_size, path=path)
-
-
-# A few MiB settle the merges of a small vocabulary; more text only costs start-up time.
-BPE_SAMPLE_BYTES = 16 << 20
+    train_bpe(_sample(corpus, characters=vocab_size * _SAMPLE_CHARACTERS_PER_ID), vocab_size=vocab_size, path=path)
 
 
 def read_stream(
@@ -125,11 +124,11 @@ def read_stream(
         yield Piece(batch=batch, skipped_rows=sum(lane.skipped_rows for lane in opened))
 
 
-def _sample(corpus: Corpus, *, max_bytes: int) -> Iterator[str]:
+def _sample(corpus: Corpus, *, characters: int) -> Iterator[str]:
     """Texts for the tokenizer: rows in a fixed random order, so that no one file settles the vocabulary."""
     order = ChunkOrder(corpus, lanes=1, seed=0, shuffle=True)
     groups = GroupCache(corpus, lanes=1)
-    left = max_bytes
+    left = characters
     for position in range(order.num_chunks):
         chunk = order.chunk(position)
         for row in range(chunk.start, chunk.start + chunk.rows):

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tpuctl.entrypoints import corpus
+from tpuctl.entrypoints.corpus import PYTHON_STDLIB, PYTHON_STDLIB_HELD_OUT, CorpusUris, build, dataset_uris
+from tpuctl.errors import DataError
+from tpuctl.train.data.corpus import open_corpus
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> CorpusUris:
+    return build(tmp_path_factory.mktemp("corpus"))
+
+
+def rows(uri: str | None) -> dict[str, str]:
+    table = pq.read_table(uri)
+    assert table.column_names == ["path", "text"]
+    return dict(zip(table["path"].to_pylist(), table["text"].to_pylist(), strict=True))
+
+
+def test_build_holds_out_documents_of_its_own(built: CorpusUris) -> None:
+    train, held_out = rows(built.train_uri), rows(built.eval_uri)
+    assert not set(train.values()) & set(held_out.values())
+    assert not set(train) & set(held_out)
+    share = sum(map(len, held_out.values())) / sum(map(len, train.values()))
+    assert 0.01 < share < 0.08
+
+
+def test_build_takes_sources_and_prose_but_no_tests_and_no_packages(built: CorpusUris) -> None:
+    paths = {**rows(built.train_uri), **rows(built.eval_uri)}
+    assert {"argparse.py", "asyncio/tasks.py", "pydoc_data/topics/assert.txt"} <= set(paths)
+    assert not [path for path in paths if {"test", "tests", "site-packages", "encodings"} & set(path.split("/"))]
+    assert sum(map(len, paths.values())) > 5_000_000
+    assert list(rows(built.train_uri)) == sorted(rows(built.train_uri))
+
+
+def test_build_twice_gives_the_same_bytes(built: CorpusUris, tmp_path: Path) -> None:
+    again = build(tmp_path)
+    for first, second in zip((built.train_uri, built.eval_uri), (again.train_uri, again.eval_uri), strict=True):
+        assert Path(str(first)).read_bytes() == Path(str(second)).read_bytes()
+
+
+def test_build_uses_what_is_there(built: CorpusUris, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "_documents", lambda stdlib: pytest.fail("built again"))
+    assert build(Path(built.train_uri).parent.parent) == built
+
+
+def test_build_that_loses_the_race_uses_the_winner_s_and_leaves_nothing(
+    built: CorpusUris, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "_documents", lambda stdlib: _documents_while_another_builds(tmp_path))
+    build(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    assert (folder / "train.parquet").read_text() == "the winner's"
+
+
+def test_build_that_breaks_leaves_no_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "_documents", lambda stdlib: [("a.py", "too little")])
+    with pytest.raises(DataError, match="without the sources"):
+        build(tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_build_is_a_dataset_that_can_be_opened(built: CorpusUris) -> None:
+    assert open_corpus(built.train_uri, text_column="text").num_rows > 400
+    assert open_corpus(str(built.eval_uri), text_column="text").num_rows > 10
+
+
+def test_command_prints_what_goes_into_a_recipe(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tpuctl.entrypoints.corpus", str(tmp_path)]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    uris = build(tmp_path)
+    assert out == f'[data]\nuri = "{uris.train_uri}"\neval_uri = "{uris.eval_uri}"\n'
+
+
+def test_dataset_uris_builds_only_what_is_built_in(built: CorpusUris, tmp_path: Path) -> None:
+    folder = Path(built.train_uri).parent.parent
+    assert dataset_uris("/data", eval_uri="/eval", directory=folder) == CorpusUris(train_uri="/data", eval_uri="/eval")
+    assert dataset_uris(PYTHON_STDLIB, eval_uri=None, directory=folder) == built
+    assert dataset_uris(PYTHON_STDLIB, eval_uri=PYTHON_STDLIB_HELD_OUT, directory=folder) == built
+    own = dataset_uris(PYTHON_STDLIB, eval_uri="/eval", directory=folder)
+    assert own == CorpusUris(train_uri=built.train_uri, eval_uri="/eval")
+    with pytest.raises(DataError, match="no built-in dataset 'builtin:wikipedia'"):
+        dataset_uris("builtin:wikipedia", eval_uri=None, directory=tmp_path)
+
+
+def _documents_while_another_builds(directory: Path) -> list[tuple[str, str]]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    winner = directory / f"python-stdlib-{version}-1"
+    winner.mkdir()
+    (winner / "train.parquet").write_text("the winner's")
+    return [(f"{number}.py", f"{number} " * 10_000) for number in range(200)]
