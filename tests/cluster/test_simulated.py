@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,15 +16,17 @@ import psutil
 import pytest
 
 from tests.cluster.test_capacity import WANT
+from tests.cluster.test_registry import CLUSTER
 from tests.fakes.shapes import ONE_HOST, TWO_HOSTS
 from tpuctl.cluster import inspect, simulated
 from tpuctl.cluster.capacity import condition, find
 from tpuctl.cluster.processes import processes_of
-from tpuctl.cluster.registry import Cluster, Registry
+from tpuctl.cluster.registry import Cluster, ProcessMark, Registry
 from tpuctl.cluster.shape import SimulatedShape
 from tpuctl.errors import CapacityError, ClusterError
 
 DEADLINE_SECONDS = 90.0
+LONG_GONE = ProcessMark(pid=1, started=0.0)
 
 # Reserves every host and says what its processes see; then sits there until it is told to go.
 GANG = """
@@ -90,6 +93,26 @@ def test_up_of_more_hosts_than_a_machine_bears_is_refused(registry: Registry) ->
         simulated.up(replace(TWO_HOSTS, hosts=32, slices=2), registry=registry)
 
 
+def test_status_and_down_of_a_crashed_cluster_find_and_clean_its_leftovers(registry: Registry, tmp_path: Path) -> None:
+    temp_dir = tmp_path / "tpuctl-left"
+    temp_dir.mkdir()
+    registry.save(replace(CLUSTER, temp_dir=str(temp_dir), keeper=LONG_GONE))
+    assert _status(registry).problems == ("its processes are gone",)
+    assert simulated.running(registry=registry) is None
+    assert simulated.down(CLUSTER.name, registry=registry)
+    assert not temp_dir.exists()
+    assert not simulated.down(CLUSTER.name, registry=registry)
+
+
+def test_down_deletes_no_directory_that_is_not_a_clusters(registry: Registry, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    registry.save(replace(CLUSTER, temp_dir=str(precious), keeper=None, address=""))
+    assert _status(registry).problems == ("it never came up",)
+    assert simulated.down(CLUSTER.name, registry=registry)
+    assert precious.is_dir()
+
+
 @pytest.mark.ray
 def test_up_takes_a_job_at_once_in_the_environment_of_its_host(one_host: Cluster) -> None:
     submit(one_host, 'python -c \'import os, ray; print("on", os.environ["TPU_NAME"], ray.__version__)\'', "first")
@@ -148,6 +171,7 @@ def test_two_hosts_live_serve_die_and_leave_nothing(one_host: Cluster, registry:
     assert cluster.keeper is not None
     os.kill(cluster.keeper.pid, signal.SIGKILL)
     until(lambda: not _status(registry).alive, "the keeper is gone")
+    assert stat.S_IMODE(Path(cluster.temp_dir).stat().st_mode) == 0o700
     assert simulated.down(cluster.name, registry=registry)
     assert processes_of(cluster) == []
     assert not Path(cluster.temp_dir).exists()

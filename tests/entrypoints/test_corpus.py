@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tpuctl.entrypoints import corpus
-from tpuctl.entrypoints.corpus import PYTHON_STDLIB, CorpusUris, build, dataset_uris
+from tpuctl.entrypoints.corpus import PYTHON_STDLIB, PYTHON_STDLIB_HELD_OUT, CorpusUris, build, dataset_uris
 from tpuctl.errors import DataError
 from tpuctl.train.data.corpus import open_corpus
 
@@ -83,6 +83,7 @@ def test_dataset_uris_builds_only_what_is_built_in(built: CorpusUris, tmp_path: 
     folder = Path(built.train_uri).parent.parent
     assert dataset_uris("/data", eval_uri="/eval", directory=folder) == CorpusUris(train_uri="/data", eval_uri="/eval")
     assert dataset_uris(PYTHON_STDLIB, eval_uri=None, directory=folder) == built
+    assert dataset_uris(PYTHON_STDLIB, eval_uri=PYTHON_STDLIB_HELD_OUT, directory=folder) == built
     own = dataset_uris(PYTHON_STDLIB, eval_uri="/eval", directory=folder)
     assert own == CorpusUris(train_uri=built.train_uri, eval_uri="/eval")
     with pytest.raises(DataError, match="no built-in dataset 'builtin:wikipedia'"):

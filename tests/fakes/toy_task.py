@@ -13,6 +13,7 @@ from tests.fakes.toy_training import SEQUENCE, VOCAB, WIDTH, Toy, ToyFeed, make_
 from tpuctl.plan.schema import CheckpointPlan, Plan
 from tpuctl.runs.events import Event
 from tpuctl.train.checkpoint import Checkpoints
+from tpuctl.train.program import Program
 from tpuctl.train.provenance import provenance_of
 from tpuctl.train.stopping import StopReason
 from tpuctl.train.task import Task
@@ -43,6 +44,7 @@ class Run:
         plan: Plan,
         *,
         toy: Toy | None = None,
+        program: Program | None = None,
         devices: list[Any] | None = None,
         length: list[int] | None = None,
         job: str = "job-1",
@@ -54,7 +56,7 @@ class Run:
         rows = host_rows(plan.train.global_batch)
         self.task = Task(
             plan=plan,
-            program=toy_program(mesh, toy or Toy(rows=plan.train.global_batch)),
+            program=program or toy_program(mesh, toy or Toy(rows=plan.train.global_batch)),
             feed=ToyFeed(rows, length=length),
             checkpoints=Checkpoints(
                 f"{plan.run.directory}/checkpoints",

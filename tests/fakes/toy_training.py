@@ -211,7 +211,7 @@ class ToyFeed:
             tokens=tokens,
             targets=tokens,
             segment_ids=mask,
-            positions=np.zeros_like(tokens),
+            positions=np.broadcast_to(np.arange(SEQUENCE, dtype=np.int32), tokens.shape),
             loss_mask=mask,
             num_bytes=2 * mask.sum(axis=1, dtype=np.int32),
             cursor=cursor,

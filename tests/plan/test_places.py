@@ -48,6 +48,7 @@ def test_plan_data_makes_paths_absolute_and_gives_built_in_text_its_held_out_par
         ("run.directory=gs:///x", "names no bucket", ""),
         ("data.uri=https://x/y.parquet", "can't be used", "a local path"),
         ("data.uri=gs://b/x", "can't be read yet", ""),
+        ("data.eval_uri=builtin:python-stdlib", "its own held-out part", "leave it out"),
         ("data.eval_uri=hf://b/x", "can't be used", ""),
         ("data.uri=builtin:pyton-stdlib", "unknown built-in", "builtin:python-stdlib"),
         ("data.tokenizer=byte", "unknown tokenizer", "'bytes'"),

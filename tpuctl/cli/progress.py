@@ -181,10 +181,8 @@ class Wording:
         return f"failed  {item['reason']}"
 
     def _baselines(self, item: Event) -> str:
-        names = ("gzip", "xz", "trigram")
-        return "the same held-out text in bits per byte: " + " · ".join(
-            f"{n} {item[n]:.3f}" for n in names if n in item
-        )
+        rows = [f"{row['name']} {row['bits_per_byte']:.3f}" for row in item["rows"]]
+        return "bits per byte  the same held-out text: " + " · ".join(rows)
 
 
 def summary(done: Event, baselines: Event | None) -> list[str]:

@@ -45,7 +45,9 @@ def prepare(shape: SimulatedShape, *, name: str, size: NodeSize, registry: Regis
     )
     registry.save(cluster)
     hosts = [dataclasses.asdict(host) for host in host_specs(shape)]
-    description = {"temp_dir": cluster.temp_dir, "size": dataclasses.asdict(size), "hosts": hosts}
+    # Ray opens its own directory to every user of the machine; within ours nobody else gets to it.
+    ray_dir = str(Path(cluster.temp_dir) / "ray")
+    description = {"temp_dir": ray_dir, "size": dataclasses.asdict(size), "hosts": hosts}
     _description(cluster).write_text(json.dumps(description, indent=2))
     return cluster
 

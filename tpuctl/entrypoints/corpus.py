@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 from tpuctl.errors import DataError
 
 PYTHON_STDLIB = "builtin:python-stdlib"
-HELD_OUT = "/held-out"
+# What a plan calls the held-out part of it.
+PYTHON_STDLIB_HELD_OUT = f"{PYTHON_STDLIB}/held-out"
 
 # Raise this when the same interpreter would give other rows.
 _FORMAT = 1
@@ -63,8 +64,11 @@ def dataset_uris(uri: str, *, eval_uri: str | None, directory: Path) -> CorpusUr
     if uri != PYTHON_STDLIB:
         raise DataError(f"no built-in dataset {uri!r}", hint=f"there is {PYTHON_STDLIB}")
     built = build(directory)
-    own = eval_uri not in (None, PYTHON_STDLIB + HELD_OUT)
-    return CorpusUris(train_uri=built.train_uri, eval_uri=eval_uri) if own else built
+    return (
+        built
+        if eval_uri in (None, PYTHON_STDLIB_HELD_OUT)
+        else CorpusUris(train_uri=built.train_uri, eval_uri=eval_uri)
+    )
 
 
 def build(directory: Path) -> CorpusUris:
