@@ -14,6 +14,6 @@ def test_constraints_file_and_uv_constraints_are_equal() -> None:
 
 
 def test_constraints_name_no_index_and_no_address() -> None:
-    text = (ROOT / "constraints.txt").read_text(encoding="utf-8") + (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    text = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("constraints.txt", "pyproject.toml"))
     for word in ("://", "--index-url", "--extra-index-url", "--find-links"):
         assert word not in text
