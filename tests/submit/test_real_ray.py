@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.shapes import ONE_HOST
 from tpuctl.cluster.registry import Cluster
 from tpuctl.cluster.shape import SimulatedShape
 from tpuctl.errors import ExitCode, JobNotFoundError
@@ -18,9 +19,6 @@ from tpuctl.submit.ray_jobs import RayJobs
 
 pytestmark = pytest.mark.ray
 
-ONE_HOST = SimulatedShape(
-    accelerator_type="TPU-V6E", pod_type="v6e-4", topology="2x2", hosts=1, chips_per_host=4, devices_per_host=4
-)
 LONG = 5_000_000  # over the 4 MiB at which Ray's own websocket hop breaks
 
 
