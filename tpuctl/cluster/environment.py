@@ -33,10 +33,11 @@ _SETTINGS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """What is the cluster's own in the environment: its marker, its token's file, and where bytecode may be kept."""
+    """What is the cluster's own in the environment: marker, token file, temporary directory, bytecode's place."""
 
     marker: str
     token_path: str
+    temp_dir: str
     bytecode_dir: Path
 
 
@@ -50,6 +51,8 @@ def cluster_environment(environ: Mapping[str, str], identity: Identity) -> dict[
         **_SETTINGS,
         "PATH": path,
         "RAY_AUTH_TOKEN_PATH": identity.token_path,
+        # Ray's directory in it holds the cluster's address; without it Ray finds every cluster of the machine.
+        "RAY_TMPDIR": identity.temp_dir,
         MARKER_VARIABLE: identity.marker,
     }
 
