@@ -28,6 +28,19 @@ class MeshError(TpuctlError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Axis:
+    """A mesh axis as collectives see it: its length along each dimension of the torus it spans, outermost first."""
+
+    name: str
+    rings: tuple[int, ...] = (1,)
+
+    @property
+    def size(self) -> int:
+        """Devices on the axis."""
+        return math.prod(self.rings)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ShardingRules:
     """Logical axis → mesh axes, the outermost first. A logical axis that is not a field here is refused."""
 
@@ -73,10 +86,10 @@ RULES = ShardingRules()
 
 
 def create_mesh(shape: MeshPlan, *, devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh over all devices, in process order: a host's devices are neighbours on the inner axes.
+    """The mesh over all devices: TPU chips in the order of their place in the torus, others in process order.
 
-    The batch axes are the outer ones, so each host feeds one contiguous range of rows, and ``tensor``, which talks
-    most, stays within a host where it fits.
+    Inner axes thus lie along rings of neighbouring chips, ``tensor``, which talks most, the innermost. A TPU host
+    owns a block of the torus, so the rows it feeds (``host_rows``) need not be contiguous.
 
     Raises:
         MeshError: the axes' product is not the number of devices, or ``slice`` not the number of slices.
@@ -116,20 +129,59 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def host_rows(mesh: Mesh, *, global_batch: int) -> range:
-    """Rows of the global batch that this process must feed: contiguous, since processes lie in order on the mesh.
+def mesh_axis(mesh: Mesh, name: str) -> Axis:
+    """The axis with its rings: how it lies on the torus, or one ring where there is no torus or it fits none."""
+    size = int(mesh.shape[name])
+    inner = math.prod(int(mesh.shape[axis]) for axis in AXES[AXES.index(name) + 1 :])
+    grid = _torus(mesh.devices.reshape(int(mesh.shape["slice"]), -1)[0])
+    return Axis(name=name, rings=_rings(grid, stride=inner, size=size) or (size,))
+
+
+def host_rows(mesh: Mesh, *, global_batch: int) -> tuple[int, ...]:
+    """Rows of the global batch that this process must feed, ascending.
 
     Raises:
         MeshError: the batch does not divide over the batch axes.
     """
     named_sharding(mesh, ("batch",), shape=(global_batch,))
-    slices = batch_sharding(mesh).addressable_devices_indices_map((global_batch,)).values()
-    bounds = [index[0].indices(global_batch) for index in slices if index is not None]
-    return range(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
+    indices = batch_sharding(mesh).addressable_devices_indices_map((global_batch,)).values()
+    rows = {row for index in indices if index is not None for row in range(global_batch)[index[0]]}
+    return tuple(sorted(rows))
 
 
-def _device_order(device: Any) -> tuple[int, int, int]:
+def _device_order(device: Any) -> tuple[int, ...]:
+    if (place := _place(device)) is not None:
+        return _slice_index(device), *place
     return _slice_index(device), device.process_index, device.id
+
+
+def _place(device: Any) -> tuple[int, ...] | None:
+    """Coordinates in the torus, the slowest first, and the core on the chip; ``None`` off TPU."""
+    if device.platform != "tpu":
+        return None
+    return *reversed(device.coords), device.core_on_chip
+
+
+def _torus(devices: np.ndarray) -> tuple[int, ...]:
+    """Lengths of the torus' dimensions, the slowest first, if these devices fill it in order; else nothing."""
+    places = [place for device in devices if (place := _place(device)) is not None]
+    if len(places) != len(devices):
+        return ()
+    lengths = tuple(len({place[i] for place in places}) for i in range(len(places[0])))
+    return lengths if math.prod(lengths) == len(devices) else ()
+
+
+def _rings(grid: tuple[int, ...], *, stride: int, size: int) -> tuple[int, ...]:
+    """Factors of an axis of ``size`` devices ``stride`` apart, one for each dimension of the grid it covers."""
+    rings: list[int] = []
+    for length in reversed(grid):
+        skipped = math.gcd(length, stride)
+        taken = math.gcd(length // skipped, size)
+        stride, size = stride // skipped, size // taken
+        if (stride > 1 and length > skipped) or (size > 1 and skipped * taken < length):
+            return ()  # the axis cuts across the grid's lines
+        rings = [taken, *rings] if taken > 1 else rings
+    return tuple(rings) if size == 1 else ()
 
 
 def _slice_index(device: Any) -> int:

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int, Key
 
 from tpuctl.modelspec import ModelSpec
 from tpuctl.nn.attention import CONTEXT_NAME, AttentionKernel, attend
-from tpuctl.nn.layers import ParamMaker, RMSNorm, Rotary, SwiGLU, dropout, project, rotary
+from tpuctl.nn.layers import ParamMaker, RMSNorm, Rotary, SwiGLU, dropout, project, project_back, rotary
 from tpuctl.nn.partition import WHOLE, Partition
 from tpuctl.plan.schema import RematPolicy
 
@@ -68,8 +68,8 @@ class Attention(nnx.Module):
         self.query = make.normal((hidden, heads, dim), ("embed", "heads", "head_dim"), std=std)
         self.key = make.normal((hidden, kv_heads, dim), ("embed", "kv_heads", "head_dim"), std=std)
         self.value = make.normal((hidden, kv_heads, dim), ("embed", "kv_heads", "head_dim"), std=std)
-        out_axes = ("heads", "head_dim", "embed")
-        self.out = make.normal((heads, dim, hidden), out_axes, std=out_std * (heads * dim) ** -0.5)
+        out_axes = ("embed", "heads", "head_dim")
+        self.out = make.normal((hidden, heads, dim), out_axes, std=out_std * (heads * dim) ** -0.5)
 
     def __call__(self, x: Float[Array, "b s d"], context: _Context, options: ForwardOptions) -> Float[Array, "b s d"]:
         """Partial sums over ``tensor``, to be added up by the caller's ``scatter_sequence``."""
@@ -77,7 +77,7 @@ class Attention(nnx.Module):
         q, k, v = (project(x, weight(param)) for param in (self.query, self.key, self.value))
         q, k = context.rotary.rotate(q), context.rotary.rotate(k)
         mixed = attend(q, k, v, segment_ids=context.segment_ids, kernel=options.kernel)
-        return project(mixed, weight(self.out))
+        return project_back(mixed, weight(self.out))
 
 
 class Block(nnx.Module):
@@ -128,7 +128,7 @@ class Decoder(nnx.Module):
     def head_matrix(self, *, partition: Partition) -> Float[Array, "d v_shard"]:
         """The matrix from hidden states to logits, whole over ``fsdp``: the embedding's transpose if tied."""
         if self.head is None:
-            return partition.weight(self.embedding).T
+            return partition.weight_transposed(self.embedding)
         return partition.weight(self.head)
 
     def logits(self, rows: TokenRows) -> Float[Array, "b s v"]:
@@ -153,7 +153,7 @@ def rematerialised(layer: Callable[..., Any], policy: RematPolicy) -> Callable[.
 
     ``full`` keeps only the layer's input, ``attention`` also attention's result, ``dots`` also every matrix
     product, ``none`` everything but the gathered weights: those are gathered again under every policy, else a
-    device would hold the whole model. (So nothing may reshape a gathered weight outside of ``layers.project``: the
+    device would hold the whole model. (So nothing may reshape a gathered weight outside of ``layers.project*``: the
     reshaped one would be kept.)
     """
     policies = jax.checkpoint_policies

@@ -5,7 +5,6 @@ Every parameter names its logical axes; where they lie is ``mesh.RULES``' busine
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -65,46 +64,60 @@ class SwiGLU(nnx.Module):
     def __init__(self, hidden: int, inner: int, *, out_std: float, make: ParamMaker) -> None:
         self.gate = make.normal((hidden, inner), ("embed", "mlp"), std=hidden**-0.5)
         self.up = make.normal((hidden, inner), ("embed", "mlp"), std=hidden**-0.5)
-        self.down = make.normal((inner, hidden), ("mlp", "embed"), std=out_std * inner**-0.5)
+        self.down = make.normal((hidden, inner), ("embed", "mlp"), std=out_std * inner**-0.5)
 
     def __call__(self, x: Float[Array, "b s d"], *, partition: Partition) -> Float[Array, "b s d"]:
         """Partial sums over ``tensor``, to be added up by the caller's ``scatter_sequence``."""
         gate, up = project(x, partition.weight(self.gate)), project(x, partition.weight(self.up))
-        return project(jax.nn.silu(gate) * up, partition.weight(self.down))
+        return project_back(jax.nn.silu(gate) * up, partition.weight(self.down))
 
 
 @jax.custom_vjp
-def project(x: Float[Array, "b s *inside"], weight: Float[Array, "*inside *outside"]) -> Float[Array, "b s *outside"]:
-    """``x`` times a weight, over all of ``x``'s dimensions but the first two.
+def project(x: Float[Array, "b s d"], weight: Float[Array, d * outside]) -> Float[Array, "b s *outside"]:
+    """From the residual stream: ``x`` times a weight.
 
     With gradients of its own: automatic ones ask for the cotangent transposed, and XLA's CPU compiler then fuses
     that transposition into whatever made the cotangent, at a tenth of the speed.
     """
-    shape = (*x.shape[:2], *weight.shape[x.ndim - 2 :])
-    return (_rows(x) @ _matrix(weight, x)).reshape(shape)
-
-
-def _project_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
-    return project(x, weight), (x, weight)
+    return (_rows(x) @ _matrix(weight)).reshape(*x.shape[:2], *weight.shape[1:])
 
 
 def _project_backward(saved: tuple[Array, Array], d_out: Array) -> tuple[Array, Array]:
     x, weight = saved
-    rows = _rows(d_out)
-    d_x = lax.dot_general(rows, _matrix(weight, x), (((1,), (1,)), ((), ())))
-    d_weight = lax.dot_general(_rows(x), rows, (((0,), (0,)), ((), ())))
+    d_x = lax.dot_general(_rows(d_out), _matrix(weight), (((1,), (1,)), ((), ())))
+    d_weight = lax.dot_general(_rows(x), _rows(d_out), (((0,), (0,)), ((), ())))
     return d_x.reshape(x.shape), d_weight.reshape(weight.shape)
 
 
-project.defvjp(_project_forward, _project_backward)
+@jax.custom_vjp
+def project_back(x: Float[Array, "b s *inside"], weight: Float[Array, d * inside]) -> Float[Array, "b s d"]:
+    """Back to the residual stream: ``x`` times the transpose of a weight.
+
+    All weights of a layer thus have the residual stream's dimension first: the one they are split along over
+    ``fsdp``. Split along the last one, their shards would be padded to TPU's 128 lanes, and TPU's compiler has no
+    reduce-scatter along it.
+    """
+    out = lax.dot_general(_rows(x), _matrix(weight), (((1,), (1,)), ((), ())))
+    return out.reshape(*x.shape[:2], -1)
 
 
-def _rows(x: Array) -> Float[Array, "rows columns"]:
+def _project_back_backward(saved: tuple[Array, Array], d_out: Array) -> tuple[Array, Array]:
+    x, weight = saved
+    d_x = _rows(d_out) @ _matrix(weight)
+    d_weight = lax.dot_general(_rows(d_out), _rows(x), (((0,), (0,)), ((), ())))
+    return d_x.reshape(x.shape), d_weight.reshape(weight.shape)
+
+
+project.defvjp(lambda x, weight: (project(x, weight), (x, weight)), _project_backward)
+project_back.defvjp(lambda x, weight: (project_back(x, weight), (x, weight)), _project_back_backward)
+
+
+def _rows(x: Float[Array, "b s *inside"]) -> Float[Array, "rows columns"]:
     return x.reshape(x.shape[0] * x.shape[1], -1)
 
 
-def _matrix(weight: Array, x: Array) -> Float[Array, "inside outside"]:
-    return weight.reshape(math.prod(x.shape[2:]), -1)
+def _matrix(weight: Float[Array, d * outside]) -> Float[Array, "d columns"]:
+    return weight.reshape(weight.shape[0], -1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,6 +148,6 @@ def dropout(
     x: Float[Array, "b s_shard d"], *, rate: float, keys: Key[Array, " b"], partition: Partition
 ) -> Float[Array, "b s_shard d"]:
     """``x`` with a share ``rate`` of its elements zeroed. One key per row, so a mask does not depend on the mesh."""
-    shape = (x.shape[1] * partition.tensor, x.shape[2])
+    shape = (x.shape[1] * partition.tensor.size, x.shape[2])
     keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, shape))(keys)
     return jnp.where(partition.sequence_shard(keep), x / jnp.asarray(1.0 - rate, x.dtype), 0)

@@ -19,35 +19,34 @@ from flax import nnx
 from jax import Array, lax
 from jaxtyping import Float, Int
 
-from tpuctl.mesh import BATCH_AXES, RULES
+from tpuctl.mesh import BATCH_AXES, RULES, Axis
+from tpuctl.nn.collectives import gather, scatter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Partition:
-    """Lengths of the mesh axes that split weights within the forward pass; 1 is no split, and no collective."""
+    """The mesh axes that split weights within the forward pass; of length 1 is no split, and no collective."""
 
-    fsdp: int = 1
-    tensor: int = 1
+    fsdp: Axis = Axis(name="fsdp")  # noqa: RUF009 (frozen)
+    tensor: Axis = Axis(name="tensor")  # noqa: RUF009
 
     def weight(self, param: nnx.Param[Any]) -> Array:
         """The weight of one layer, whole over ``fsdp`` and still a shard over ``tensor``."""
         value: Array = param[...]
         axes = param.get_metadata("axes")[-value.ndim :]  # a scan over layers has taken the leading axis away
-        for dimension, logical in enumerate(axes):
-            if self.fsdp > 1 and "fsdp" in RULES.mesh_axes(logical):
-                value = lax.all_gather(value, "fsdp", axis=dimension, tiled=True)
-        return value
+        return self._whole(value, axes)
+
+    def weight_transposed(self, param: nnx.Param[Any]) -> Array:
+        """The transpose of a matrix, whole over ``fsdp``. Transposed before the gather: see ``project_back``."""
+        return self._whole(param[...].T, param.get_metadata("axes")[::-1])
 
     def gather_sequence(self, x: Float[Array, "b s_shard d"]) -> Float[Array, "b s d"]:
         """Enter a tensor-parallel block: the whole sequence on every ``tensor`` device."""
-        return x if self.tensor == 1 else lax.all_gather(x, "tensor", axis=1, tiled=True)
+        return gather(x, self.tensor, 1)
 
     def scatter_sequence(self, partial: Float[Array, "b s d"]) -> Float[Array, "b s_shard d"]:
         """Leave a tensor-parallel block: partial sums added up, each device keeping its part of the sequence."""
-        if self.tensor == 1:
-            return partial
-        mine: Array = lax.psum_scatter(partial, "tensor", scatter_dimension=1, tiled=True)
-        return mine
+        return scatter(partial, self.tensor, 1)
 
     def embed(self, table: nnx.Param[Any], tokens: Int[Array, "b s"]) -> Float[Array, "b s_shard d"]:
         """Embeddings of ``tokens``, without ever making the table whole.
@@ -56,26 +55,32 @@ class Partition:
         devices and exchanges them for all columns of its own tokens. That moves activations instead of the table,
         and the table's gradient is born in its shard.
         """
-        everyone = tokens if self.fsdp == 1 else lax.all_gather(tokens, "fsdp", axis=0, tiled=True)
+        everyone = gather(tokens, self.fsdp, 0)
         columns = self.scatter_sequence(self._look_up(table[...], everyone))
-        if self.fsdp == 1:
+        if self.fsdp.size == 1:
             return columns
         rows: Array = lax.all_to_all(columns, "fsdp", split_axis=0, concat_axis=2, tiled=True)
         return rows
 
     def sequence_shard(self, x: Array) -> Array:
         """This ``tensor`` device's part of an array ``[b, s, …]`` that all of them hold whole."""
-        if self.tensor == 1:
+        if self.tensor.size == 1:
             return x
-        length = x.shape[1] // self.tensor
+        length = x.shape[1] // self.tensor.size
         return lax.dynamic_slice_in_dim(x, lax.axis_index("tensor") * length, length, axis=1)
 
     def vocab_offset(self, local_vocab: int) -> Array | int:
         """First vocabulary row of this ``tensor`` device's shard."""
-        return 0 if self.tensor == 1 else lax.axis_index("tensor") * local_vocab
+        return 0 if self.tensor.size == 1 else lax.axis_index("tensor") * local_vocab
+
+    def _whole(self, value: Array, axes: tuple[str, ...]) -> Array:
+        for dimension, logical in enumerate(axes):
+            if "fsdp" in RULES.mesh_axes(logical):
+                value = gather(value, self.fsdp, dimension)
+        return value
 
     def _look_up(self, table: Float[Array, "v_shard d_shard"], tokens: Int[Array, "b s"]) -> Array:
-        if self.tensor == 1:
+        if self.tensor.size == 1:
             return table[tokens]
         local = tokens - self.vocab_offset(table.shape[0])
         mine = (local >= 0) & (local < table.shape[0])

@@ -18,8 +18,9 @@ from jax import Array, lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Float, Int, Int32, Key
 
-from tpuctl.mesh import AXES, RULES, MeshError, named_sharding
+from tpuctl.mesh import AXES, RULES, Axis, MeshError, mesh_axis, named_sharding
 from tpuctl.nn.attention import kernel_for
+from tpuctl.nn.collectives import gather, scatter
 from tpuctl.nn.decoder import ForwardOptions, TokenRows
 from tpuctl.nn.loss import LossOptions, Targets, cross_entropy
 from tpuctl.nn.params import ParamTree, bind, logical_axes
@@ -68,6 +69,11 @@ class LossProgram:
     loss: LossOptions
 
     @property
+    def data(self) -> Axis:
+        """The ``data`` axis, over which the weights are made whole once per step."""
+        return mesh_axis(self.mesh, "data")
+
+    @property
     def param_specs(self) -> ParamTree:
         """PartitionSpecs of the parameters."""
         return self.map_axes(lambda axes: RULES.spec(axes))
@@ -98,7 +104,7 @@ def loss_program(plan: Plan, mesh: Mesh, *, real_vocab: int | None = None) -> Lo
         kernel=kernel_for(mesh.devices.flat[0].platform),
         remat=train.remat,
         dropout=train.dropout,
-        partition=Partition(fsdp=mesh.shape["fsdp"], tensor=tensor),
+        partition=Partition(fsdp=mesh_axis(mesh, "fsdp"), tensor=mesh_axis(mesh, "tensor")),
     )
     loss = LossOptions(real_vocab=real_vocab or plan.model.vocab_size, z_loss=train.z_loss, tensor=tensor)
     return LossProgram(plan=plan, mesh=mesh, axes=logical_axes(plan.model), forward=forward, loss=loss)
@@ -150,7 +156,7 @@ def _working_copy(program: LossProgram, params: ParamTree) -> ParamTree:
             return weight
         weight = weight.astype(dtype)  # before the gathers: half the bytes on the wire
         dimension = _data_dimension(program, axes)
-        return weight if dimension is None else lax.all_gather(weight, "data", axis=dimension, tiled=True)
+        return weight if dimension is None else gather(weight, program.data, dimension)
 
     return program.map_axes(prepare, params)
 
@@ -211,7 +217,7 @@ def _reduced(program: LossProgram, grads: ParamTree) -> ParamTree:
     def reduce(axes: tuple[str, ...], grad: Array) -> Array:
         dimension = _data_dimension(program, axes)
         if dimension is not None:
-            grad = lax.psum_scatter(grad, "data", scatter_dimension=dimension, tiled=True)
+            grad = scatter(grad, program.data, dimension)
         split_on = {mesh_axis for logical in axes for mesh_axis in RULES.mesh_axes(logical)}
         rest = tuple(axis for axis in AXES if axis not in split_on and program.size(axis) > 1)
         grad = grad.astype(jnp.float32)

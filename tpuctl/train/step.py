@@ -7,7 +7,6 @@ array in it lies like the parameters and nothing but scalars is summed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -35,11 +34,8 @@ type Metrics = dict[str, Array]
 Of an evaluation step, sums over the counted tokens: ``nats`` · ``tokens`` · ``bytes`` of text they stand for.
 """
 
-type TrainStep = Callable[[TrainState, GlobalBatch], tuple[TrainState, Metrics]]
-type EvalStep = Callable[[ParamTree, GlobalBatch], Metrics]
 
-
-def make_train_step(plan: Plan, mesh: Mesh, *, real_vocab: int | None = None) -> TrainStep:
+def make_train_step(plan: Plan, mesh: Mesh, *, real_vocab: int | None = None) -> jax.stages.Wrapped:
     """``(state, batch) -> (state, metrics)``, jitted. The state is donated: use only the returned one.
 
     A batch that makes a non-finite loss or gradient leaves the whole state as it was. A batch in which no token
@@ -58,7 +54,7 @@ def make_train_step(plan: Plan, mesh: Mesh, *, real_vocab: int | None = None) ->
     )
 
 
-def make_eval_step(plan: Plan, mesh: Mesh, *, real_vocab: int | None = None) -> EvalStep:
+def make_eval_step(plan: Plan, mesh: Mesh, *, real_vocab: int | None = None) -> jax.stages.Wrapped:
     """``(params, batch) -> sums``, jitted; no dropout, and ``train.microbatches`` does not apply."""
     program = loss_program(plan, mesh, real_vocab=real_vocab)
     return jax.jit(
@@ -75,18 +71,20 @@ def make_global_batch(host_batch: HostBatch, mesh: Mesh, *, global_batch: int, s
         ValueError: the number of rows is not this host's.
     """
     rows = host_batch.tokens.shape[0]
-    if rows != len(host_rows(mesh, global_batch=global_batch)):
-        expected = len(host_rows(mesh, global_batch=global_batch))
-        raise ValueError(f"this host feeds {expected} rows of the global batch of {global_batch}, got {rows}")
+    place_of = {row: place for place, row in enumerate(host_rows(mesh, global_batch=global_batch))}
+    if rows != len(place_of):
+        raise ValueError(f"this host feeds {len(place_of)} rows of the global batch of {global_batch}, got {rows}")
     fields = {field.name: getattr(host_batch, field.name) for field in dataclasses.fields(host_batch)}
     fields["stop_vote"] = np.full(rows, int(stop_vote), np.int32)
     sharding = batch_sharding(mesh)
 
-    def place(values: np.ndarray) -> Array:
-        array: Array = jax.make_array_from_process_local_data(sharding, values, (global_batch, *values.shape[1:]))
-        return array
+    def assemble(values: np.ndarray) -> Array:
+        def shard(index: Any) -> np.ndarray:
+            return values[[place_of[row] for row in range(global_batch)[index[0]]]]
 
-    return GlobalBatch(**{name: place(np.asarray(values, np.int32)) for name, values in fields.items()})
+        return jax.make_array_from_callback((global_batch, *values.shape[1:]), sharding, shard)
+
+    return GlobalBatch(**{name: assemble(np.asarray(values, np.int32)) for name, values in fields.items()})
 
 
 def abstract_batch(plan: Plan, mesh: Mesh) -> GlobalBatch:
