@@ -35,7 +35,7 @@ def test_run_to_the_end_tells_steps_saves_and_the_result(tmp_path: Path) -> None
     assert result.step == 12
     assert result.stopped is None
     assert run.told("host", "simulated") == [True]
-    assert run.told("phase", "phase") == ["compiled", "initialised", "data", "training"]
+    assert run.told("phase", "phase") == ["compiled", "data", "training"]
     assert run.told("step") == list(range(1, 13))
     assert run.told("eval") == [6, 12]
     assert [(item["step"], item["kind"]) for item in run.events if item["event"] == "checkpoint"] == [

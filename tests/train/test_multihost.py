@@ -251,6 +251,15 @@ def test_host_missing_at_a_save_is_named_in_bounded_time(fleet: Fleet) -> None:
     second.end()
 
 
+def test_hosts_with_directories_of_their_own_are_refused_before_training(fleet: Fleet, tmp_path: Path) -> None:
+    first, second = fleet.start(per_host={1: {"directory": str(tmp_path / "elsewhere")}})
+
+    assert (first.end(), second.end()) == (1, 1)
+    for host in (first, second):
+        assert any("hosts 1 do not see what host 0 writes to" in line for line in host.lines), host.text()
+        assert host.told("step") == []
+
+
 def test_failed_background_save_on_the_first_host_fails_the_run(fleet: Fleet) -> None:
     first, second = fleet.start(fail_in_commit=4, plan={"train__steps": 1000})
 
