@@ -58,7 +58,9 @@ def state(program: Program) -> ToyState:
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8])
-def test_restore_onto_other_devices_gives_the_same_state(devices: int, program: Program, tmp_path: Path) -> None:
+def test_restore_onto_other_devices_gives_the_same_state_without_warnings(
+    devices: int, program: Program, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     saved = trained(program, program.init(), 3)
     checkpoints = open_checkpoints(tmp_path)
     save_all(checkpoints, saved, 3)
@@ -72,6 +74,7 @@ def test_restore_onto_other_devices_gives_the_same_state(devices: int, program: 
         assert leaf.sharding == wanted.sharding
     assert int(restored.params["steps_seen"]) == BIG_INTEGER + 3
     assert other.take_notes() == []
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])

@@ -170,10 +170,10 @@ def test_kill_of_one_host_then_resume_equals_the_unbroken_run(
     unbroken: tuple[Path, list[Process]], fleet: Fleet, tmp_path: Path
 ) -> None:
     directory, (reference, _) = unbroken
-    first, second = fleet.start(plan={"train__steps": 1000})
+    first, second = fleet.start(plan={"train__steps": 1000}, checkpoint_timeout_seconds=10)
     first.until('"checkpoint"')
     second.kill()
-    # By the error of its collective, or by JAX's own abort if it was at a meeting: but it ends.
+    # By the error of its collective, or by the time-out of a save's meeting.
     assert first.end() != 0, first.text()
 
     resumed, _ = finished(fleet.start())
