@@ -8,7 +8,7 @@ request, the end of the data, a loss that is no number) is decided from values t
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,13 +99,16 @@ class _Attempt:
                 self.step = found
                 making = beside.submit(checkpoints.restore, found, program.abstract_state)
             train_step = self._compiled() if self.step < self._last_step else None
-            with self.tell.phase("initialised" if found is None else "restored"):
-                state = making.result()
-        if found is not None:
-            self.tell.resumed(found)
-            self.batches.start(local_rows(state.cursor))
+            state = making.result() if found is None else self._restored(making)
         self.tell.notes(checkpoints.take_notes())
         return state, train_step
+
+    def _restored(self, restoring: Future[Any]) -> Any:
+        with self.tell.phase("restored"):
+            state = restoring.result()
+        self.tell.resumed(self.step)
+        self.batches.start(local_rows(state.cursor))
+        return state
 
     def _compiled(self) -> Any:
         program = self.task.program
