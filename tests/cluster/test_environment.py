@@ -10,7 +10,11 @@ from tpuctl.cluster import environment
 from tpuctl.cluster.environment import Identity, cluster_environment, with_bytecode
 
 IDENTITY = Identity(
-    marker="abc", token_path="/state/token", temp_dir="/tmp/tpuctl-x", bytecode_dir=Path("/cache/bytecode")
+    marker="abc",
+    token_path="/state/token",
+    temp_dir="/tmp/tpuctl-x",
+    bytecode_dir=Path("/cache/bytecode"),
+    programs_dir=Path("/cache/programs"),
 )
 
 

@@ -91,6 +91,7 @@ def _keeper(cluster: Cluster) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         token_path=cluster.token_path,
         temp_dir=cluster.temp_dir,
         bytecode_dir=cache_dir() / "bytecode",
+        programs_dir=cache_dir() / "programs",
     )
     script = Path(__file__).with_name("keeper.py")
     events, report = os.pipe()
