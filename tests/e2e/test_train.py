@@ -216,8 +216,15 @@ def worker_of(tpuctl: Command, *, host: int) -> int:
 
 
 def assert_same_checkpoint(one: Path, other: Path, *, step: int) -> None:
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        found, wanted = (checkpointer.restore(path.parent / "run" / "checkpoints" / str(step)) for path in (one, other))
+    found, wanted = (read_arrays(path.parent / "run" / "checkpoints" / str(step)) for path in (one, other))
     assert jax.tree.structure(found) == jax.tree.structure(wanted)
     for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
+
+
+def read_arrays(checkpoint: Path) -> dict[str, np.ndarray]:
+    """A checkpoint's arrays whole, on whatever devices they were saved."""
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        tree = checkpointer.metadata(checkpoint).item_metadata.tree
+        whole = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        return checkpointer.restore(checkpoint, restore_args=whole)
