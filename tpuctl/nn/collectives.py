@@ -12,6 +12,7 @@ import functools
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
@@ -33,6 +34,8 @@ def scatter(x: Array, axis: Axis, dimension: int) -> Array:
     """The sum over ``axis``, of which each device keeps its part along ``dimension``."""
     if axis.size == 1:
         return x
+    if dimension == x.ndim - 1:
+        return jnp.swapaxes(scatter(jnp.swapaxes(x, -1, -2), axis, dimension - 1), -1, -2)
     # TPU's compiler has a reduce-scatter along the last dimension but one in memory only. A matrix product's result
     # may come in any order, so the order is asked for.
     flat = x.reshape(*x.shape[: dimension + 1], -1)
