@@ -33,10 +33,10 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JobsServer]:
         yield running
 
 
-def start_tpuctl(server: JobsServer, *arguments: str, **options: object) -> subprocess.Popen[str]:
-    env = {**os.environ, "TPUCTL_CLUSTER": server.url, "PYTHONPATH": str(ROOT)}
+def start_tpuctl(server: JobsServer, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "TPUCTL_CLUSTER": server.url, "PYTHONPATH": str(ROOT), **environment}
     command = [sys.executable, "-m", "tpuctl", *arguments]
-    return subprocess.Popen(command, env=env, text=True, stdout=-1, stderr=-1, **options)  # type: ignore[call-overload,no-any-return]
+    return subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def two_hosts(server: JobsServer, **fields: object) -> FakeJob:
@@ -225,6 +225,12 @@ def test_logs_follow_of_a_dropped_stream_never_exits_before_the_job(server: Jobs
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (ExitCode.JOB_FAILED, "a\nb\n")
     assert "killed by SIGKILL (exit code -9)" in err
+
+
+def test_logs_on_a_terminal_that_lacks_a_character_go_on(server: JobsServer) -> None:
+    server.add_job("job", log="größe\nend\n".encode(), status="SUCCEEDED")
+    out, err = start_tpuctl(server, "logs", "job", PYTHONIOENCODING="ascii").communicate(timeout=30)
+    assert (out, err) == ("gr\\xf6\\xdfe\nend\n", "")
 
 
 def test_stop_waits_for_the_end_and_says_it(server: JobsServer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,13 @@ import pytest
 from tpuctl.cluster import environment
 from tpuctl.cluster.environment import Identity, cluster_environment, with_bytecode
 
-IDENTITY = Identity(marker="abc", token_path="/state/token", bytecode_dir=Path("/cache/bytecode"))
+IDENTITY = Identity(
+    marker="abc",
+    token_path="/state/token",
+    temp_dir="/tmp/tpuctl-x",
+    bytecode_dir=Path("/cache/bytecode"),
+    programs_dir=Path("/cache/programs"),
+)
 
 
 def test_cluster_environment_drops_what_is_said_of_other_clusters_and_machines() -> None:
@@ -30,7 +36,7 @@ def test_cluster_environment_drops_what_is_said_of_other_clusters_and_machines()
 def test_cluster_environment_keeps_authentication_on_with_its_own_token() -> None:
     made = cluster_environment({"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN_PATH": "/theirs"}, IDENTITY)
     assert (made["RAY_AUTH_MODE"], made["RAY_AUTH_TOKEN_PATH"]) == ("token", "/state/token")
-    assert made["TPUCTL_SIMULATED_ID"] == "abc"
+    assert (made["TPUCTL_SIMULATED_ID"], made["RAY_TMPDIR"]) == ("abc", "/tmp/tpuctl-x")
 
 
 def test_cluster_environment_python_of_a_job_is_the_one_that_runs_the_cluster() -> None:

@@ -58,7 +58,9 @@ def state(program: Program) -> ToyState:
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8])
-def test_restore_onto_other_devices_gives_the_same_state(devices: int, program: Program, tmp_path: Path) -> None:
+def test_restore_onto_other_devices_gives_the_same_state_without_warnings(
+    devices: int, program: Program, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     saved = trained(program, program.init(), 3)
     checkpoints = open_checkpoints(tmp_path)
     save_all(checkpoints, saved, 3)
@@ -72,6 +74,7 @@ def test_restore_onto_other_devices_gives_the_same_state(devices: int, program: 
         assert leaf.sharding == wanted.sharding
     assert int(restored.params["steps_seen"]) == BIG_INTEGER + 3
     assert other.take_notes() == []
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
@@ -203,6 +206,39 @@ def test_failed_background_save_is_raised_at_the_next_check(
     with pytest.raises(CheckpointError, match=r"step 1 failed in the background.*No space left on device"):
         checkpoints.poll()
     assert checkpoints.latest() is None
+
+
+def test_save_returns_before_the_store_has_committed(
+    state: ToyState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import orbax.checkpoint._src.path.atomicity as atomicity
+
+    commit, store_answers = atomicity.on_commit_callback, threading.Event()
+
+    async def slow_store(*arguments: Any, **options: Any) -> None:
+        assert store_answers.wait(30)
+        await commit(*arguments, **options)
+
+    monkeypatch.setattr(atomicity, "on_commit_callback", slow_store)
+    checkpoints = open_checkpoints(tmp_path)
+
+    checkpoints.save(1, state)
+
+    assert (checkpoints.poll(), checkpoints.steps()) == ([], [])
+    store_answers.set()
+    checkpoints.close()
+    [saved] = checkpoints.poll()
+    assert saved.step == 1
+    assert saved.blocked_seconds > 0
+
+
+def test_save_over_a_complete_step_is_refused(state: ToyState, tmp_path: Path) -> None:
+    save_all(open_checkpoints(tmp_path), state, 5)
+
+    with pytest.raises(CheckpointError, match="is there already"):
+        open_checkpoints(tmp_path).save(5, state)
+
+    assert open_checkpoints(tmp_path).latest() == 5
 
 
 def test_close_waits_for_the_save_under_way(state: ToyState, tmp_path: Path) -> None:

@@ -72,6 +72,24 @@ def test_run_logs_every_nth_step_and_the_last(tmp_path: Path) -> None:
     assert run.told("step") == [5, 10, 12]
 
 
+def test_run_of_one_step_leaves_one_complete_checkpoint(tmp_path: Path) -> None:
+    run = Run(toy_plan(tmp_path, train__steps=1, checkpoint__every=0))
+
+    loop.run(run.task)
+
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
+    assert (tmp_path / "checkpoints/1/commit_success.txt").exists()
+
+
+def test_run_keeps_as_many_checkpoints_as_planned(tmp_path: Path) -> None:
+    run = Run(toy_plan(tmp_path, checkpoint__every=2, checkpoint__keep=2))
+
+    result = loop.run(run.task)
+
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["10", "12"]
+    assert result.checkpoints == tuple(f"{tmp_path}/checkpoints/{step}" for step in (10, 12))
+
+
 def test_evaluation_is_the_mean_over_held_out_tokens(tmp_path: Path) -> None:
     run = Run(toy_plan(tmp_path, train__steps=4))
     loop.run(run.task)

@@ -170,10 +170,10 @@ def test_kill_of_one_host_then_resume_equals_the_unbroken_run(
     unbroken: tuple[Path, list[Process]], fleet: Fleet, tmp_path: Path
 ) -> None:
     directory, (reference, _) = unbroken
-    first, second = fleet.start(plan={"train__steps": 1000})
+    first, second = fleet.start(plan={"train__steps": 1000}, checkpoint_timeout_seconds=10)
     first.until('"checkpoint"')
     second.kill()
-    # By the error of its collective, or by JAX's own abort if it was at a meeting: but it ends.
+    # By the error of its collective, or by the time-out of a save's meeting.
     assert first.end() != 0, first.text()
 
     resumed, _ = finished(fleet.start())
@@ -249,6 +249,15 @@ def test_host_missing_at_a_save_is_named_in_bounded_time(fleet: Fleet) -> None:
     assert first.end() == 1
     assert any("save of step 4: not all hosts came within 3 s: missing hosts 1" in line for line in first.lines)
     second.end()
+
+
+def test_hosts_with_directories_of_their_own_are_refused_before_training(fleet: Fleet, tmp_path: Path) -> None:
+    first, second = fleet.start(per_host={1: {"directory": str(tmp_path / "elsewhere")}})
+
+    assert (first.end(), second.end()) == (1, 1)
+    for host in (first, second):
+        assert any("hosts 1 do not see what host 0 writes to" in line for line in host.lines), host.text()
+        assert host.told("step") == []
 
 
 def test_failed_background_save_on_the_first_host_fails_the_run(fleet: Fleet) -> None:

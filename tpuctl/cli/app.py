@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import NoReturn
@@ -50,6 +51,10 @@ app.add_typer(cluster.app, name="cluster")
 
 def main() -> NoReturn:
     """Run the command line and exit. Every error of the program passes through here."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that can't show a character of a log must not end the following of it.
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))
 
 

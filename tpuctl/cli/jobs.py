@@ -38,7 +38,7 @@ def ls(output: OutputOption = Output.text, quiet: QuietOption = False, cluster: 
 @jobs.command()
 def show(job: JobArgument, output: OutputOption = Output.text, cluster: ClusterOption = None) -> None:
     """Show one job: its status, and why it failed if it did."""
-    with open_jobs(cluster) as opened:
+    with open_jobs(cluster, job=job) as opened:
         info = opened.info(job)
     document = _document(info)
     if output is Output.json:

@@ -33,7 +33,7 @@ def logs(
 
     view = LogView(json=output is Output.json, host=host)
     secrets = known_secrets(os.environ)
-    with open_jobs(cluster) as jobs:
+    with open_jobs(cluster, job=job) as jobs:
         if follow:
             options = FollowOptions(tail=tail, secrets=secrets)
             raise typer.Exit(watch(jobs, job, view=view, options=options))

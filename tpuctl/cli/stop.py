@@ -29,7 +29,7 @@ def stop(
     cluster: ClusterOption = None,
 ) -> None:
     """Stop a job: SIGTERM, so that it can save its state, and SIGKILL after its grace time."""
-    with open_jobs(cluster) as jobs:
+    with open_jobs(cluster, job=job) as jobs:
         asked = jobs.stop(job)
         info = jobs.info(job)
         if asked and wait:

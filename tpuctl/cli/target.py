@@ -50,23 +50,37 @@ def reach_for(plan: Plan, *, flag: str | None, recipe_address: str | None) -> It
 
 
 @contextmanager
-def open_jobs(flag: str | None) -> Iterator[Jobs]:
-    """The jobs of the cluster that is named, else of the running simulated one.
+def open_jobs(flag: str | None, *, job: str | None = None) -> Iterator[Jobs]:
+    """The jobs of the cluster that is named, else of the running simulated one; of several, the one that knows ``job``.
 
     Raises:
         UsageError: none is named and none runs.
     """
     from tpuctl.cluster.address import choose, open_session
-    from tpuctl.cluster.simulated import running
     from tpuctl.submit.ray_jobs import RayJobs
 
-    target = choose(flag, running=running())
+    target = choose(flag, running=_simulated_with(job))
     if target.address is None:
         raise UsageError(
             "no cluster is named and no simulated one runs", hint="give --cluster URL, or set TPUCTL_CLUSTER"
         )
     with open_session(target.address) as connection:
         yield RayJobs(connection)
+
+
+def _simulated_with(job: str | None) -> Cluster | None:
+    """The newest simulated cluster that is whole and knows the job; without one that does, the newest."""
+    from tpuctl.cluster.simulated import status
+    from tpuctl.submit.ray_jobs import RayJobs
+
+    whole = [entry.cluster for entry in status() if entry.alive and not entry.problems]
+    if job is None or len(whole) < 2:
+        return whole[-1] if whole else None
+    for cluster in reversed(whole):
+        with cluster.connect() as connection:
+            if any(info.submission_id == job for info in RayJobs(connection).list()):
+                return cluster
+    return whole[-1]
 
 
 def _start_simulated(shape: SimulatedShape) -> Cluster:

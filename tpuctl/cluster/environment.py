@@ -33,11 +33,13 @@ _SETTINGS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """What is the cluster's own in the environment: its marker, its token's file, and where bytecode may be kept."""
+    """What is the cluster's own in the environment: marker, token file, temporary directory, bytecode's place."""
 
     marker: str
     token_path: str
+    temp_dir: str
     bytecode_dir: Path
+    programs_dir: Path
 
 
 def cluster_environment(environ: Mapping[str, str], identity: Identity) -> dict[str, str]:
@@ -48,8 +50,13 @@ def cluster_environment(environ: Mapping[str, str], identity: Identity) -> dict[
     return {
         **with_bytecode(kept, identity.bytecode_dir),
         **_SETTINGS,
+        # A program that was compiled for this machine before, be it by an earlier run or before a restart, is loaded.
+        "JAX_COMPILATION_CACHE_DIR": str(identity.programs_dir),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
         "PATH": path,
         "RAY_AUTH_TOKEN_PATH": identity.token_path,
+        # Ray's directory in it holds the cluster's address; without it Ray finds every cluster of the machine.
+        "RAY_TMPDIR": identity.temp_dir,
         MARKER_VARIABLE: identity.marker,
     }
 

@@ -31,6 +31,7 @@ from ray._private.utils import write_ray_address
 from ray.experimental import internal_kv
 
 _ADDRESS = "127.0.0.1"
+# Jobs, and the state that `inspect` reads. Without the nodes module a submission never returns.
 _MODULES = "JobHead,NodeHead,StateHead"
 _DASHBOARD_TIMEOUT_SECONDS = 60
 _POLL_SECONDS = 0.05

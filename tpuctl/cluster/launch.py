@@ -86,7 +86,13 @@ def clean(cluster: Cluster, registry: Registry) -> None:
 @contextlib.contextmanager
 def _keeper(cluster: Cluster) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """The keeper, detached from us, and the descriptor on which it reports."""
-    identity = Identity(marker=cluster.marker, token_path=cluster.token_path, bytecode_dir=cache_dir() / "bytecode")
+    identity = Identity(
+        marker=cluster.marker,
+        token_path=cluster.token_path,
+        temp_dir=cluster.temp_dir,
+        bytecode_dir=cache_dir() / "bytecode",
+        programs_dir=cache_dir() / "programs",
+    )
     script = Path(__file__).with_name("keeper.py")
     events, report = os.pipe()
     try:

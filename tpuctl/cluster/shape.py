@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 SIMULATED_LABEL = "tpuctl.dev/simulated"
 SIMULATED_VARIABLE = "TPUCTL_SIMULATED"
@@ -136,8 +136,3 @@ def _host_spec(shape: SimulatedShape, *, slice_name: str, worker_id: int) -> Hos
         environment=environment,
         labels={SIMULATED_LABEL: "true"},
     )
-
-
-def shape_from_json(document: dict[str, Any]) -> SimulatedShape:
-    """The shape ``dataclasses.asdict`` made ``document`` of."""
-    return SimulatedShape(**document)

@@ -61,11 +61,8 @@ class RayFeed:
 
     def _read(self, stream: Stream, cursor: Int32[np.ndarray, "rows 4"]) -> Batches:
         shares = np.array_split(np.arange(len(self._rows)), self._readers)
-        readers = [
-            Prefetched(_pieces(LaneReader(stream, lanes=[self._rows[i] for i in share], cursor=cursor[share])), depth=2)
-            for share in shares
-        ]
-        return Batches(readers, uri=stream.corpus.uri)
+        readers = [LaneReader(stream, lanes=[self._rows[i] for i in share], cursor=cursor[share]) for share in shares]
+        return Batches([Prefetched(pieces(reader), depth=2) for reader in readers], uri=stream.corpus.uri)
 
 
 class LaneReader(Datasource):
@@ -93,18 +90,29 @@ class LaneReader(Datasource):
         return [ReadTask(read, unknown)]
 
 
-def _pieces(reader: LaneReader) -> Generator[Piece]:
-    """The reader's steps as they come out of Ray Data."""
+def pieces(reader: LaneReader) -> Generator[Piece]:
+    """The reader's steps as they come out of Ray Data. Not for several threads at once: see ``_dataset``."""
+    return _pieces(_dataset(reader), lanes=reader.lanes)
+
+
+def _dataset(reader: LaneReader) -> ray.data.Dataset:
     # Beside the devices it feeds, and without a claim on CPUs, of which a training worker's host has promised none.
     here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
+    # The context is the process's own, and a dataset takes what it finds there when it is made.
     with DataContext.current(_context(reader.block_bytes)):
-        dataset = ray.data.read_datasource(reader, num_cpus=0, override_num_blocks=1, label_selector=here)
-    tables = dataset.iter_batches(batch_size=len(reader.lanes), batch_format="pyarrow", prefetch_batches=1)
+        dataset: ray.data.Dataset = ray.data.read_datasource(
+            reader, num_cpus=0, override_num_blocks=1, label_selector=here
+        )
+    return dataset
+
+
+def _pieces(dataset: ray.data.Dataset, *, lanes: tuple[int, ...]) -> Generator[Piece]:
+    tables = dataset.iter_batches(batch_size=len(lanes), batch_format="pyarrow", prefetch_batches=1)
     try:
         # Left to the garbage collector, Ray's iterator would end the reader at some later time, or never.
         with closing(cast(Generator[pa.Table], iter(tables))) as opened:
             for table in opened:
-                yield _piece(table, lanes=reader.lanes)
+                yield _piece(table, lanes=lanes)
     except ray.exceptions.RayTaskError as error:
         cause = error.cause
         if not isinstance(cause, TpuctlError):
@@ -128,8 +136,8 @@ def _blocks(
     stream: Stream, lanes: tuple[int, ...], cursor: Int32[np.ndarray, "rows 4"], steps_per_block: int
 ) -> Iterator[pa.Table]:
     """The read task: runs in a process of its own, which has numpy, pyarrow and the tokenizer but no devices."""
-    for pieces in batched(read_stream(stream, lanes=lanes, cursor=cursor), steps_per_block):
-        yield pa.concat_tables([_table(piece, lanes=lanes) for piece in pieces])
+    for steps in batched(read_stream(stream, lanes=lanes, cursor=cursor), steps_per_block):
+        yield pa.concat_tables([_table(piece, lanes=lanes) for piece in steps])
 
 
 def _table(piece: Piece, *, lanes: tuple[int, ...]) -> pa.Table:

@@ -75,8 +75,11 @@ def check_expectations(expect: ExpectPlan, result: HostResult) -> None:
 
 
 def _tell_baselines(plan: Plan, text: Text) -> None:
-    """What gzip, xz and a trigram model make of the built-in text; a dataset of the user's own may be any size."""
-    if text.held_out is None or plan.data.uri != PYTHON_STDLIB:
+    """What gzip, xz and a trigram model make of the same text.
+
+    Only of the built-in one, since a dataset of the user's own may be any size, and only where the run reads all of it.
+    """
+    if text.held_out is None or plan.data.uri != PYTHON_STDLIB or plan.train.eval_batches:
         return
     found = baselines(text.train.corpus, text.held_out.corpus, tokenizer=text.tokenizer())
     emit("baselines", rows=[{"name": row.name, "bits_per_byte": row.bits_per_byte} for row in found])

@@ -10,7 +10,10 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+from ray.train.v2._internal.execution.context import TrainRunContext
+from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from ray.train.v2.api.callback import RayTrainCallback
 from ray.train.v2.api.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.v2.jax import JaxTrainer
@@ -40,7 +43,7 @@ def make_trainer(
         # Nobody preempts a simulated slice, and the watcher is one more process.
         os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
     reserved = plan.slice
-    return SliceTrainer(
+    trainer = SliceTrainer(
         work,
         train_loop_config=dict(config),
         jax_config=GangConfig(
@@ -63,20 +66,42 @@ def make_trainer(
             logging_config=LoggingConfig(log_level="WARNING"),
         ),
     )
+    trainer.simulated = simulated
+    return trainer
 
 
 class SliceTrainer(JaxTrainer):
-    """A ``JaxTrainer`` with our failure policy, and without Ray's detached cleaner.
+    """A ``JaxTrainer`` with our failure policy, and without the helper processes that our jobs have no use for.
 
-    The cleaner frees the placement groups of a controller that died; ours end with the job, and the job with us.
+    Ray's detached cleaner frees the placement groups of a controller that died; ours end with the job, and the job
+    with us. Its dataset manager serves datasets given to the trainer; ours are read by ``ray_feed``. And a simulated
+    cluster has no autoscaler to be asked for nodes.
     """
 
+    simulated = False
+
     def _initialize_and_run_controller(self, **arguments: Any) -> Any:
-        failure_config = self.run_config.failure_config
+        failure_config, scaling_config = self.run_config.failure_config, self.scaling_config
         assert isinstance(failure_config, FailureConfig), "make_trainer sets one"
-        policy = ReasonedFailurePolicy(failure_config)
-        return super()._initialize_and_run_controller(**{**arguments, "failure_policy": policy})
+        assert isinstance(scaling_config, ScalingConfig), "make_trainer sets one"
+        arguments["failure_policy"] = ReasonedFailurePolicy(failure_config)
+        if self.simulated:
+            arguments["scaling_policy"] = UnaskingScalingPolicy(scaling_config)
+        return super()._initialize_and_run_controller(**arguments)
 
     def _create_default_callbacks(self) -> list[RayTrainCallback]:
-        callbacks = super()._create_default_callbacks()
-        return [item for item in callbacks if not isinstance(item, PlacementGroupCleanerCallback)]
+        spared = (PlacementGroupCleanerCallback, DatasetsCallback)
+        return [item for item in super()._create_default_callbacks() if not isinstance(item, spared)]
+
+
+class UnaskingScalingPolicy(FixedScalingPolicy):
+    """A fixed number of workers, and nobody asked for nodes to put them on."""
+
+    def after_controller_start(self, train_run_context: TrainRunContext) -> None:
+        """Would start the autoscaling coordinator."""
+
+    def _maybe_send_resource_request(self) -> None:
+        """Would ask it for nodes."""
+
+    def _cancel_resource_request(self) -> None:
+        """Would take that back."""

@@ -49,16 +49,9 @@ def plan_data(recipe: Recipe, *, here: Here, findings: Findings) -> DataPlan:
     data = recipe.data
     check_tokenizer(recipe, findings=findings)
     uri = _text_place("data.uri", data.uri, here=here, findings=findings)
-    held_out = (
-        None if data.eval_uri is None else _text_place("data.eval_uri", data.eval_uri, here=here, findings=findings)
-    )
-    if held_out is None and uri in BUILTIN_TEXTS:
-        held_out = uri + _HELD_OUT
-    if held_out == uri:
-        findings.refuse("data.eval_uri", "the held-out text is the training text", "name files that are not trained on")
     return DataPlan(
         uri=uri,
-        eval_uri=held_out,
+        eval_uri=_held_out(data.eval_uri, uri, here=here, findings=findings),
         text_column=data.text_column,
         tokenizer=here.absolute(data.tokenizer) if is_tokenizer_file(data.tokenizer) else data.tokenizer,
         packing=data.packing,
@@ -95,6 +88,18 @@ def _name_of_file(file: str, findings: Findings) -> str:
     if not name[:1].isalnum():
         findings.refuse("run.name", f"missing, and the file name {stem!r} gives none", 'add name = "…" under [run]')
     return name[:63]
+
+
+def _held_out(asked: str | None, training: str, *, here: Here, findings: Findings) -> str | None:
+    if asked is None:
+        return training + _HELD_OUT if training in BUILTIN_TEXTS else None
+    if asked.startswith("builtin:"):
+        findings.refuse("data.eval_uri", "built-in text brings its own held-out part", "leave it out, or name files")
+        return None
+    place = _text_place("data.eval_uri", asked, here=here, findings=findings)
+    if place == training:
+        findings.refuse("data.eval_uri", "the held-out text is the training text", "name files that are not trained on")
+    return place
 
 
 def _text_place(key: str, uri: str, *, here: Here, findings: Findings) -> str:

@@ -17,6 +17,12 @@ def from_first_host(value: int | None) -> int | None:
     return None if answer < 0 else answer
 
 
+def hosts_without(condition: bool) -> list[int]:
+    """The numbers of the hosts on which ``condition`` does not hold, on every host."""
+    holds = np.asarray(multihost_utils.process_allgather(np.int32(condition))).reshape(-1)
+    return [int(host) for host in np.flatnonzero(holds == 0)]
+
+
 class HostSum:
     """Sums small integers over all hosts without waiting: the sum takes its place in the devices' queue."""
 

@@ -82,7 +82,7 @@ class GlobalBatches:
         with meter.waiting():
             current = self._ahead or self._read()
             self._ahead = self._read() if self._sum is not None else None
-        if self._sum is not None and self._is_end(int(current.valid_rows)):
+        if self._sum is not None and self._is_end(current):
             return None
         arrays = self._program.assemble(current.batch, self._stop() is not None)
         return GlobalBatch(arrays=arrays, epoch=int(current.batch.cursor[:, 3].max()))
@@ -103,9 +103,11 @@ class GlobalBatches:
             raise DataError("the data feed of this host ended, though a feed goes on with masked rows")
         return _Read(batch, None if self._sum is None else self._sum(valid_rows(batch)))
 
-    def _is_end(self, valid: int) -> bool:
+    def _is_end(self, read: _Read) -> bool:
         rows, rule = self._plan.train.global_batch, self._plan.data.ragged
-        return ragged_decision(valid, global_batch=rows, rule=rule) == "stop"
+        # Where the tensor axis spans hosts, several hosts hold, and count, the same rows.
+        copies = jax.process_count() * len(read.batch.num_bytes) // rows
+        return ragged_decision(int(read.valid_rows) // copies, global_batch=rows, rule=rule) == "stop"
 
 
 def local_rows(array: jax.Array) -> np.ndarray:

@@ -22,7 +22,7 @@ from tpuctl.errors import CheckpointError
 from tpuctl.plan.schema import ResumeRule
 from tpuctl.train import checkpoint_directory as steps_on_disk
 from tpuctl.train.agreement import from_first_host
-from tpuctl.train.checkpoint_errors import STORAGE_ERRORS, does_not_fit, failed
+from tpuctl.train.checkpoint_errors import STORAGE_ERRORS, does_not_fit, failed, nothing_to_resume, would_mix
 from tpuctl.train.leaves import (
     LeafType,
     differences,
@@ -35,6 +35,7 @@ from tpuctl.train.leaves import (
     with_leaves,
 )
 from tpuctl.train.provenance import LAYOUT, Provenance, Written, changes, check_model, from_record, to_record
+from tpuctl.train.shared_directory import require_shared
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 
@@ -102,23 +103,18 @@ class Checkpoints:
         """The step to go on from, or None for a fresh start. The first host looks; all get its answer.
 
         Raises:
-            CheckpointError: ``must`` and there is no complete step, or ``never`` and there is one of another job.
+            CheckpointError: ``must`` and there is no complete step, ``never`` and there is one of another job, or
+                not all hosts see the directory.
         """
+        require_shared(self.directory)
         found = steps_on_disk.scan(self.directory)
         latest = from_first_host(max(steps_on_disk.complete_steps(found), default=None))
-        passed_over = [
-            item.explanation
-            for item in found
-            if item.condition is not steps_on_disk.Condition.COMPLETE and (latest is None or item.step > latest)
-        ]
+        passed_over = steps_on_disk.passed_over(found, latest)
         self._notes += passed_over
         if latest is None and rule == "must":
-            raise CheckpointError(
-                "; ".join([f"no complete checkpoint in {self.directory}", *passed_over]),
-                hint='checkpoint.resume = "auto" starts from step 0 where there is none',
-            )
-        if latest is not None and rule == "never":
-            self._refuse_foreign(latest)
+            raise nothing_to_resume(self.directory, passed_over)
+        if latest is not None and rule == "never" and not self._is_own(latest):
+            raise would_mix(self.directory, latest)
         return latest
 
     def save(self, step: int, state: Any, *, kind: SaveKind = "periodic", eval_loss: float | None = None) -> None:
@@ -225,7 +221,7 @@ class Checkpoints:
     def _make_room(self, step: int) -> None:
         path = self.directory / str(step)
         if (path / steps_on_disk.COMMIT_MARKER).exists():
-            raise CheckpointError(f"{path} is there already and is not of this attempt")
+            raise CheckpointError(f"{path} is there already: is another job training in this run directory?")
         if jax.process_index() == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
             if not self._has_saved:
@@ -273,15 +269,8 @@ class Checkpoints:
         keys = {name: replace(types[name], dtype=dtype) for name, dtype in written.key_types.items()}
         return {**types, **{name: replace(key, shape=key.shape[:-1]) for name, key in keys.items()}}
 
-    def _refuse_foreign(self, latest: int) -> None:
-        job = self._provenance.job
-        if job and self._written(latest).provenance.job == job:
-            return
-        raise CheckpointError(
-            f'checkpoint.resume = "never", but {self.directory} has checkpoints up to step {latest}',
-            hint="a fresh run among them would be taken for their continuation: choose a new run.directory, "
-            'or set checkpoint.resume = "auto" to go on from them',
-        )
+    def _is_own(self, step: int) -> bool:
+        return bool(self._provenance.job) and self._written(step).provenance.job == self._provenance.job
 
     def _meet(self, what: str) -> None:
         if jax.process_count() == 1:

@@ -62,6 +62,15 @@ def complete_steps(found: list[StepDirectory]) -> list[int]:
     return [item.step for item in found if item.condition is Condition.COMPLETE]
 
 
+def passed_over(found: list[StepDirectory], latest: int | None) -> list[str]:
+    """Why what looks newer than the newest complete step is not taken."""
+    return [
+        item.explanation
+        for item in found
+        if item.condition is not Condition.COMPLETE and (latest is None or item.step > latest)
+    ]
+
+
 def read_step_metadata(directory: epath.Path, step: int) -> dict[str, Any]:
     """What was recorded beside the arrays of a step; empty where there is nothing readable."""
     return _read_json(directory / str(step) / STEP_METADATA)

@@ -18,6 +18,23 @@ def does_not_fit(subject: str, found: list[str]) -> CheckpointError:
     )
 
 
+def nothing_to_resume(directory: object, passed_over: list[str]) -> CheckpointError:
+    """The error for ``resume = "must"`` without a complete step."""
+    return CheckpointError(
+        "; ".join([f"no complete checkpoint in {directory}", *passed_over]),
+        hint='checkpoint.resume = "auto" starts from step 0 where there is none',
+    )
+
+
+def would_mix(directory: object, latest: int) -> CheckpointError:
+    """The error for ``resume = "never"`` where another job has left checkpoints."""
+    return CheckpointError(
+        f'checkpoint.resume = "never", but {directory} has checkpoints up to step {latest}',
+        hint="a fresh run among them would be taken for their continuation: choose a new run.directory, "
+        'or set checkpoint.resume = "auto" to go on from them',
+    )
+
+
 def failed(message: str, error: BaseException) -> CheckpointError:
     """The error for a save or restore that failed: its cause, or the hosts that a meeting waited for in vain."""
     missing = missing_hosts("\n".join(str(cause) for cause in (error, error.__cause__) if cause))

@@ -8,7 +8,7 @@ request, the end of the data, a loss that is no number) is decided from values t
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,25 +87,28 @@ class _Attempt:
     def _start(self) -> tuple[Any, Any]:
         """The state to go on from and the compiled step, or no step where none is left to do.
 
-        Compilation takes longest, so the first batch or the restore goes on beside it.
+        Compiling the step takes longest, so the state and the first batch are made beside it.
         """
-        task, checkpoints = self.task, self.task.checkpoints
+        task, program, checkpoints = self.task, self.task.program, self.task.checkpoints
         found = checkpoints.choose(task.plan.checkpoint.resume)
-        with ThreadPoolExecutor(1, thread_name_prefix="restore") as beside:
+        with ThreadPoolExecutor(1, thread_name_prefix="state") as beside:
             if found is None:
-                self.batches.start(first_cursor(task.program.abstract_state.cursor))
-                train_step = self._compiled()
-                state = task.program.init()
+                self.batches.start(first_cursor(program.abstract_state.cursor))
+                making = beside.submit(program.init)
             else:
                 self.step = found
-                restoring = beside.submit(checkpoints.restore, found, task.program.abstract_state)
-                train_step = self._compiled() if found < self._last_step else None
-                with self.tell.phase("restored"):
-                    state = restoring.result()
-                self.tell.resumed(found)
-                self.batches.start(local_rows(state.cursor))
+                making = beside.submit(checkpoints.restore, found, program.abstract_state)
+            train_step = self._compiled() if self.step < self._last_step else None
+            state = making.result() if found is None else self._restored(making)
         self.tell.notes(checkpoints.take_notes())
         return state, train_step
+
+    def _restored(self, restoring: Future[Any]) -> Any:
+        with self.tell.phase("restored"):
+            state = restoring.result()
+        self.tell.resumed(self.step)
+        self.batches.start(local_rows(state.cursor))
+        return state
 
     def _compiled(self) -> Any:
         program = self.task.program

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -57,6 +58,23 @@ def test_open_corpus_reads_a_hive_folder_whose_key_is_in_the_file_too(tmp_path: 
             {"text": pa.array([lang]), "lang": pa.array([lang], pa.large_string())},
         )
     assert texts_of(tmp_path) == ["de", "en"]
+
+
+def test_open_corpus_of_a_glob_takes_folders_whole_and_files_once(tmp_path: Path) -> None:
+    for key in ("lang=de", "lang=en", "other"):
+        write(tmp_path / key / "deep" / "a.parquet", [key])
+    assert texts_of(tmp_path / "lang=*") == ["lang=de", "lang=en"]
+    assert texts_of(f"{tmp_path}/lang=*/") == ["lang=de", "lang=en"]
+    assert texts_of(tmp_path / "**") == ["lang=de", "lang=en", "other"]
+
+
+def test_open_corpus_of_a_folder_that_can_t_be_listed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a.parquet", ["good"])
+    monkeypatch.setattr(os, "scandir", _denied)
+    with pytest.raises(StorageError, match=r"can't be listed: Permission denied"):
+        open_corpus(str(tmp_path), text_column="text")
 
 
 def test_open_corpus_of_a_glob_that_meets_another_kind_of_file_names_it(tmp_path: Path) -> None:
@@ -195,3 +213,7 @@ def test_open_corpus_fingerprint_tells_other_rows_and_other_columns(tmp_path: Pa
     assert sorted(prints.values()) == [1, 2]
     write_table(tmp_path / "a.parquet", {"text": pa.array(["one", "two", "three"])})
     assert open_corpus(str(path), text_column="text").fingerprint not in prints
+
+
+def _denied(path: str) -> None:
+    raise PermissionError(13, "Permission denied", path)

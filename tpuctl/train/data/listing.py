@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ class ListedFile:
 def list_files(uri: str) -> tuple[ListedFile, ...]:
     """The files of a dataset, sorted by name.
 
-    ``uri`` is a file, a folder (every parquet file below it) or a glob (``**`` crosses folders). A path that
+    ``uri`` is a file, a folder (every parquet file below it) or a glob of either (``**`` crosses folders). A path that
     exists is taken as it stands, whatever characters it has. Names that begin with ``.`` or ``_`` are skipped, as
     writers use them for what isn't data; so is what lies in a folder of such a name.
 
@@ -55,22 +56,28 @@ def _local_path(uri: str) -> Path:
 
 
 def _walk(root: Path) -> list[ListedFile]:
-    found = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if _is_data(name)]
-        paths = [Path(folder, name) for name in names if _is_data(name) and name.lower().endswith(_SUFFIXES)]
-        found += [ListedFile(name=path.relative_to(root).as_posix(), path=str(path)) for path in paths]
-    return found
+    return [ListedFile(name=path.relative_to(root).as_posix(), path=str(path)) for path in _files_below(root)]
 
 
 def _glob(pattern: Path) -> list[ListedFile]:
+    """The files that fit, and the parquet files below the folders that do."""
     root = _fixed_part(pattern)
-    below = [Path(path).relative_to(root) for path in glob.iglob(str(pattern), recursive=True)]
-    return [
-        ListedFile(name=name.as_posix(), path=str(root / name))
-        for name in below
-        if (root / name).is_file() and all(_is_data(part) for part in name.parts)
-    ]
+    found: set[Path] = set()
+    for path in map(Path, glob.iglob(str(pattern), recursive=True)):
+        if all(_is_data(part) for part in path.relative_to(root).parts):
+            found.update([path] if path.is_file() else _files_below(path))
+    return [ListedFile(name=path.relative_to(root).as_posix(), path=str(path)) for path in found]
+
+
+def _files_below(root: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(root, onerror=_refuse):
+        folders[:] = [name for name in folders if _is_data(name)]
+        yield from (Path(folder, name) for name in names if _is_data(name) and name.lower().endswith(_SUFFIXES))
+
+
+def _refuse(error: OSError) -> None:
+    """``os.walk`` leaves out what it can't list; a dataset that is silently smaller would be another dataset."""
+    raise StorageError(f"{error.filename} can't be listed: {error.strerror}") from error
 
 
 def _fixed_part(pattern: Path) -> Path:
