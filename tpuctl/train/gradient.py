@@ -95,9 +95,9 @@ def loss_program(plan: Plan, mesh: Mesh, *, real_vocab: int | None = None) -> Lo
         MeshError: the batch does not divide into shards and microbatches, or the sequence over ``tensor``.
     """
     train, tensor = plan.train, mesh.shape["tensor"]
-    named_sharding(mesh, ("batch",), shape=(train.global_batch // train.microbatches,))
     if train.global_batch % train.microbatches:
         raise MeshError(f"global batch {train.global_batch} does not divide into {train.microbatches} microbatches")
+    named_sharding(mesh, ("batch",), shape=(train.global_batch // train.microbatches,))
     if train.sequence_length % tensor:
         raise MeshError(f"sequence length {train.sequence_length} does not divide over tensor {tensor}")
     forward = ForwardOptions(

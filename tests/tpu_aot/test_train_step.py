@@ -1,0 +1,146 @@
+"""The very train step, compiled for TPU slices that are not there, and what the program then is.
+
+Each test prints memory, work and communication of one device and step; run with ``-s`` to see them.
+"""
+
+import importlib.util
+from dataclasses import replace
+
+import pytest
+
+from tests.fakes.tiny_training import make_plan, make_slice
+from tpuctl.modelspec import ModelSpec
+from tpuctl.plan.compile import Compiled, CompileError, compile_plan
+from tpuctl.plan.schema import Plan
+
+pytestmark = [
+    pytest.mark.tpu_aot,
+    pytest.mark.skipif(
+        importlib.util.find_spec("libtpu") is None,
+        reason="libtpu is not installed: nothing can compile for TPU (pip install libtpu)",
+    ),
+]
+
+SPEC = ModelSpec(
+    name="aot",
+    vocab_size=16384,
+    hidden_size=512,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=128,
+    mlp_size=1408,
+    tied_embedding=False,
+)
+LENGTH = 512
+TOKENS = 1024
+"""Tokens of one device and step."""
+
+
+def plan_for(generation: str, topology: str, mesh: dict[str, int], *, hosts: int, **train: object) -> Plan:
+    devices = mesh.get("slice", 1) * mesh.get("data", 1) * mesh.get("fsdp", 1) * mesh.get("tensor", 1)
+    shards = devices // mesh.get("tensor", 1)
+    plan = make_plan(
+        model=SPEC,
+        mesh=mesh,
+        global_batch=TOKENS * shards // LENGTH,
+        sequence_length=LENGTH,
+        compute_dtype="bfloat16",
+        **train,
+    )
+    return replace(plan, slice=make_slice(generation, topology, hosts=hosts, chips=devices))
+
+
+def parameters() -> int:
+    embeddings = 2 * SPEC.vocab_size * SPEC.hidden_size
+    norms = (2 * SPEC.num_layers + 1) * SPEC.hidden_size
+    return embeddings + norms + SPEC.num_layers * sum(layer_matrices().values())
+
+
+def layer_matrices() -> dict[str, int]:
+    heads, kv_heads = SPEC.num_heads * SPEC.head_dim, SPEC.num_kv_heads * SPEC.head_dim
+    sizes = {"query": heads, "key": kv_heads, "value": kv_heads, "out": heads}
+    sizes |= dict.fromkeys(("gate", "up", "down"), SPEC.mlp_size)
+    return {name: SPEC.hidden_size * size for name, size in sizes.items()}
+
+
+def hand_counted_flops() -> int:
+    """Matrix products of one device under full rematerialisation: forward, forward again (but for the last product,
+    whose result nothing needs), two for the gradients; the head's logits are made once."""
+    layer = layer_matrices()
+    in_layers = SPEC.num_layers * (8 * sum(layer.values()) - 2 * layer["down"])
+    return TOKENS * (in_layers + 6 * SPEC.hidden_size * SPEC.vocab_size)
+
+
+def show(name: str, compiled: Compiled) -> None:
+    hbm = compiled.hbm
+    print(f"\n{name}: {compiled.devices} devices, compiled in {compiled.seconds:.0f} s; per device and step:")
+    print(
+        f"  HBM MiB: arguments {hbm.argument >> 20}, temporary {hbm.temp >> 20}, code {hbm.generated_code >> 20}, "
+        f"aliased {hbm.alias >> 20}, peak {hbm.peak >> 20}"
+    )
+    print(f"  matrix products: {compiled.matmul_flops / 1e9:.1f} GFLOP; kernels: {compiled.kernels}")
+    for kind, use in sorted(compiled.collectives.items()):
+        print(f"  {kind:18} ×{use.runs:<3} {use.nbytes / 1e6:8.2f} MB, largest array {use.largest_bytes / 1e6:.3f} MB")
+
+
+def assert_gradients_are_reduce_scattered(compiled: Compiled, *, tensor: int) -> None:
+    smallest_weight = 2 * min(layer_matrices().values()) // tensor
+    assert compiled.collectives["all-reduce"].largest_bytes < smallest_weight / 16
+    # Every weight but the embedding, whose gradient is born in its shard, in bf16.
+    scattered = SPEC.num_layers * sum(layer_matrices().values()) + SPEC.hidden_size * SPEC.vocab_size
+    assert compiled.collectives["reduce-scatter"].nbytes >= 2 * scattered / tensor
+
+
+def assert_no_full_logits(compiled: Compiled, *, tensor: int) -> None:
+    full = TOKENS * SPEC.vocab_size // tensor
+    for dtype, dims in compiled.largest_arrays:
+        elements = 1
+        for size in dims:
+            elements *= size
+        weight = dims in ((SPEC.hidden_size, SPEC.vocab_size // tensor), (SPEC.vocab_size // tensor, SPEC.hidden_size))
+        assert weight or elements < full, f"{dtype}{list(dims)} is as large as all logits"
+
+
+def assert_state_is_donated(compiled: Compiled) -> None:
+    state = 12 * parameters() / compiled.devices  # f32 weights and two moments
+    assert state <= compiled.hbm.alias <= compiled.hbm.argument <= 1.1 * state
+    assert compiled.hbm.alias >= 0.99 * compiled.hbm.output
+
+
+def test_train_step_for_v6e_4x4_reduce_scatters_over_both_rings_of_the_torus():
+    compiled = compile_plan(plan_for("v6e", "4x4", {"fsdp": 16}, hosts=4))
+    show("v6e 4x4, fsdp 16", compiled)
+    assert_gradients_are_reduce_scattered(compiled, tensor=1)
+    assert_no_full_logits(compiled, tensor=1)
+    assert_state_is_donated(compiled)
+    assert compiled.matmul_flops == pytest.approx(hand_counted_flops(), rel=0.01)
+    assert compiled.kernels["splash_mha_fwd_segmented_residuals"] == 2 * SPEC.num_layers
+
+
+def test_train_step_for_v5p_2x2x2_with_tensor_parallel_layers():
+    compiled = compile_plan(plan_for("v5p", "2x2x2", {"fsdp": 4, "tensor": 2}, hosts=2, remat="attention"))
+    show("v5p 2x2x2, fsdp 4 × tensor 2", compiled)
+    assert_gradients_are_reduce_scattered(compiled, tensor=2)
+    assert_no_full_logits(compiled, tensor=2)
+    assert_state_is_donated(compiled)
+    assert compiled.matmul_flops == pytest.approx(hand_counted_flops() / 2, rel=0.01)
+    # Attention's result is kept: its forward kernel does not run again.
+    assert compiled.kernels["splash_mha_fwd_segmented_residuals"] == SPEC.num_layers
+
+
+@pytest.mark.slow
+def test_train_step_for_two_v4_slices_with_microbatches():
+    plan = plan_for("v4", "2x2x1", {"slice": 2, "data": 2, "fsdp": 2}, hosts=1, microbatches=2)
+    plan = replace(plan, slice=replace(plan.slice, slices=2, chips=4, chips_per_host=4))
+    compiled = compile_plan(plan)
+    show("2 × v4 2x2x1, slice 2 × data 2 × fsdp 2, two microbatches", compiled)
+    # Over slices only shards are summed, a fourth of each weight, in f32 as accumulated.
+    assert compiled.collectives["all-reduce"].largest_bytes <= 4 * SPEC.hidden_size * SPEC.vocab_size / 4
+    assert compiled.matmul_flops == pytest.approx(hand_counted_flops(), rel=0.01)
+
+
+def test_compile_plan_that_does_not_fit_the_slice_says_why():
+    plan = plan_for("v6e", "2x2", {"fsdp": 8}, hosts=1)
+    with pytest.raises(CompileError, match="has 8 devices, but there are 4"):
+        compile_plan(plan)
