@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import sysconfig
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -18,26 +20,47 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> CorpusUris:
     return build(tmp_path_factory.mktemp("corpus"))
 
 
-def rows(uri: str | None) -> dict[str, str]:
+def rows(uri: str | None) -> dict[str, list[str]]:
+    """The sections of each file."""
     table = pq.read_table(uri)
     assert table.column_names == ["path", "text"]
-    return dict(zip(table["path"].to_pylist(), table["text"].to_pylist(), strict=True))
+    found: dict[str, list[str]] = {}
+    for path, text in zip(table["path"].to_pylist(), table["text"].to_pylist(), strict=True):
+        found.setdefault(path, []).append(text)
+    return found
+
+
+def characters(files: dict[str, list[str]]) -> int:
+    return sum(len(section) for sections in files.values() for section in sections)
 
 
 def test_build_holds_out_documents_of_its_own(built: CorpusUris) -> None:
     train, held_out = rows(built.train_uri), rows(built.eval_uri)
-    assert not set(train.values()) & set(held_out.values())
     assert not set(train) & set(held_out)
-    share = sum(map(len, held_out.values())) / sum(map(len, train.values()))
-    assert 0.01 < share < 0.08
+    assert not {text for sections in train.values() for text in sections} & {text for (text,) in held_out.values()}
+    assert 0.01 < characters(held_out) / characters(train) < 0.08
+
+
+def test_build_cuts_training_files_into_sections_that_lose_nothing_and_mixes_them(built: CorpusUris) -> None:
+    sections = rows(built.train_uri)["argparse.py"]
+    source = (Path(sysconfig.get_path("stdlib")) / "argparse.py").read_text(encoding="utf-8")
+    assert len(sections) > 20
+    assert sorted(sections, key=source.index) == [source[at:end] for at, end in places(source, sections)]
+    assert sum(map(len, sections)) == len(source)
+    paths = pq.read_table(built.train_uri)["path"].to_pylist()
+    assert sum(one == other for one, other in pairwise(paths)) < len(paths) / 20
+
+
+def places(source: str, sections: list[str]) -> list[tuple[int, int]]:
+    starts = sorted(source.index(section) for section in sections)
+    return list(pairwise([*starts, len(source)]))
 
 
 def test_build_takes_sources_and_prose_but_no_tests_and_no_packages(built: CorpusUris) -> None:
     paths = {**rows(built.train_uri), **rows(built.eval_uri)}
     assert {"argparse.py", "asyncio/tasks.py", "pydoc_data/topics/assert.txt"} <= set(paths)
     assert not [path for path in paths if {"test", "tests", "site-packages", "encodings"} & set(path.split("/"))]
-    assert sum(map(len, paths.values())) > 5_000_000
-    assert list(rows(built.train_uri)) == sorted(rows(built.train_uri))
+    assert characters(paths) > 5_000_000
 
 
 def test_build_twice_gives_the_same_bytes(built: CorpusUris, tmp_path: Path) -> None:
@@ -92,7 +115,7 @@ def test_dataset_uris_builds_only_what_is_built_in(built: CorpusUris, tmp_path: 
 
 def _documents_while_another_builds(directory: Path) -> list[tuple[str, str]]:
     version = ".".join(map(str, sys.version_info[:3]))
-    winner = directory / f"python-stdlib-{version}-1"
+    winner = directory / f"python-stdlib-{version}-{corpus._FORMAT}"
     winner.mkdir()
     (winner / "train.parquet").write_text("the winner's")
     return [(f"{number}.py", f"{number} " * 10_000) for number in range(200)]

@@ -29,7 +29,7 @@ PYTHON_STDLIB = "builtin:python-stdlib"
 PYTHON_STDLIB_HELD_OUT = f"{PYTHON_STDLIB}/held-out"
 
 # Raise this when the same interpreter would give other rows.
-_FORMAT = 1
+_FORMAT = 2
 
 # Tests repeat what they test; the code tables in ``encodings`` are near copies of one another, so that some would be
 # learned from the training text and found again in the held-out one.
@@ -41,6 +41,9 @@ _SKIPPED_PREFIXES = ("_sysconfigdata", "config-")
 _HELD_OUT_PER_MILLE = 30
 _LEAST_BYTES = 1 << 20
 _ROWS_PER_GROUP = 64
+# A training file is cut into sections of about this many characters. A lane packs its documents one after the other,
+# so with whole files a small batch would hold the same few files for many steps on end.
+_SECTION_CHARACTERS = 2000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,8 +109,9 @@ def _write(folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     partial.chmod(0o755)
-    _write_parquet(partial / "train.parquet", training)
-    _write_parquet(partial / "held-out.parquet", held_out)
+    sections = [(path, section) for path, text in training.items() for section in _sections(text)]
+    _write_parquet(partial / "train.parquet", sorted(sections, key=lambda item: _digest(item[1])))
+    _write_parquet(partial / "held-out.parquet", list(held_out.items()))
     _publish(partial, folder)
 
 
@@ -125,7 +129,7 @@ def _documents(stdlib: Path) -> Iterator[tuple[str, str]]:
     """Path and text of each document, sorted by path, each text once."""
     seen = set()
     for path, text in sorted([*_sources(stdlib), *_topics()]):
-        digest = hashlib.sha256(text.strip().encode()).digest()
+        digest = _digest(text.strip())
         if text.strip() and digest not in seen:
             seen.add(digest)
             yield path, text
@@ -152,11 +156,29 @@ def _topics() -> Iterable[tuple[str, str]]:
 
 
 def _is_held_out(path: str) -> bool:
-    return int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "big") % 1000 < _HELD_OUT_PER_MILLE
+    return int.from_bytes(_digest(path)[:8], "big") % 1000 < _HELD_OUT_PER_MILLE
 
 
-def _write_parquet(path: Path, documents: dict[str, str]) -> None:
-    table = pa.table({"path": list(documents.keys()), "text": list(documents.values())})
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _sections(text: str) -> Iterator[str]:
+    """The text cut after blank lines, each section as short as may be above the least size."""
+    section: list[str] = []
+    size, after_blank = 0, False
+    for line in text.splitlines(keepends=True):
+        if size >= _SECTION_CHARACTERS and after_blank:
+            yield "".join(section)
+            section, size = [], 0
+        section.append(line)
+        size += len(line)
+        after_blank = not line.strip()
+    yield "".join(section)
+
+
+def _write_parquet(path: Path, documents: list[tuple[str, str]]) -> None:
+    table = pa.table({"path": [path for path, _ in documents], "text": [text for _, text in documents]})
     pq.write_table(table, path, row_group_size=_ROWS_PER_GROUP, compression="zstd", write_page_checksum=True)
 
 
