@@ -1,5 +1,6 @@
 """The training step: on any mesh, in any number of microbatches, what one device computes from the definition."""
 
+import functools
 import math
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from tests.fakes.tiny_training import OPTIM, SPEC, make_batch, make_plan
 from tpuctl.mesh import MeshError, create_mesh
 from tpuctl.nn.decoder import TokenRows
 from tpuctl.nn.params import bind
-from tpuctl.plan.schema import Plan
+from tpuctl.plan.schema import Plan, plan_dumps, plan_loads
 from tpuctl.train.batch import HostBatch
 from tpuctl.train.state import TrainState, abstract_state, init_state, state_shardings
 from tpuctl.train.step import abstract_batch, make_eval_step, make_global_batch, make_train_step
@@ -46,10 +47,16 @@ def start():
     return lay_out
 
 
+@functools.cache
+def compiled_step(plan: str):
+    """Tests that run the same plan share its compiled step."""
+    return make_train_step(plan_loads(plan), mesh_of(plan_loads(plan)))
+
+
 def run_steps(plan: Plan, state: TrainState, batches: list[HostBatch], *, stop_vote: bool = False):
     """Final state and each step's metrics, as NumPy."""
     mesh = mesh_of(plan)
-    step = make_train_step(plan, mesh)
+    step = compiled_step(plan_dumps(plan))
     seen = []
     for batch in batches:
         rows = plan.train.global_batch

@@ -46,7 +46,14 @@ jax.tree_util.register_dataclass(TrainState)
 
 def init_state(plan: Plan, mesh: Mesh) -> TrainState:
     """A new state, made in place: each device computes its own shards and no host ever holds a whole copy."""
-    state: TrainState = jax.jit(lambda: _initial(plan), out_shardings=state_shardings(plan, mesh))()
+    # Runs once, so on CPU optimizing it, which takes seconds, pays never.
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    make = jax.jit(
+        lambda: _initial(plan),
+        out_shardings=state_shardings(plan, mesh),
+        compiler_options={"xla_backend_optimization_level": 1} if on_cpu else None,
+    )
+    state: TrainState = make()
     return state
 
 
