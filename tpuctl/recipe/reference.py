@@ -8,6 +8,8 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
+import tomli_w
+
 from tpuctl.modelspec import PRESETS, num_parameters
 from tpuctl.recipe.schema import Recipe
 from tpuctl.recipe.settings import Key, Table, tables_of
@@ -51,16 +53,13 @@ def commented_recipe(kind: str) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """A default as TOML."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return f'"{value}"'
-    if isinstance(value, tuple):
-        return f"[{', '.join(toml_value(item) for item in value)}]"
+    """A default as TOML, numbers in their shortest form."""
     if isinstance(value, dict):
         return "{}"
-    return f"{value:g}" if isinstance(value, float) and (value == int(value) or abs(value) < 1e-3) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}" if value == int(value) or abs(value) < 1e-3 else str(value)
+    plain = list(value) if isinstance(value, tuple) else value
+    return tomli_w.dumps({"key": plain}).removeprefix("key = ").strip()
 
 
 def _section(table: Table) -> str:
