@@ -32,12 +32,12 @@ PRESETS: dict[str, ModelSpec] = {
         ModelSpec(
             name="tiny-1m",
             vocab_size=0,
-            hidden_size=128,
-            num_layers=4,
+            hidden_size=256,
+            num_layers=2,
             num_heads=4,
             num_kv_heads=2,
-            head_dim=32,
-            mlp_size=512,
+            head_dim=64,
+            mlp_size=352,
         ),
         ModelSpec(
             name="tiny-5m",

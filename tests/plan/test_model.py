@@ -32,7 +32,7 @@ def test_plan_model_of_own_sizes_fills_in_heads_and_constants(make_plan) -> None
 
 def test_plan_model_of_a_changed_preset_is_no_longer_called_by_its_name(make_plan) -> None:
     assert make_plan("model.num_layers=5").model.name == "custom"
-    assert make_plan("model.num_layers=4").model.name == "tiny-1m"
+    assert make_plan("model.num_layers=2").model.name == "tiny-1m"
     assert make_plan("model.tied_embedding=false").model.tied_embedding is False
     assert make_plan("model.dropout=0.1").train.dropout == 0.1
 
