@@ -33,6 +33,7 @@ from tpuctl.train.data.stream import Piece, Stream, read_stream
 _BLOCK_BYTES = 1 << 20
 _MAX_STEPS_PER_BLOCK = 16
 _BLOCKS_AHEAD = 6
+_ROUND_SECONDS = 0.02
 
 
 class RayFeed:
@@ -129,6 +130,7 @@ def _context(block_bytes: int) -> DataContext:
     context.execution_options.resource_limits = limits.copy(object_store_memory=_BLOCKS_AHEAD * block_bytes)
     context.enable_progress_bars = False
     context.print_on_execution_start = False
+    context.custom_execution_callback_classes = [UnhurriedExecution]
     return context
 
 
