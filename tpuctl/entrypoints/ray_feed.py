@@ -66,6 +66,18 @@ class RayFeed:
         return Batches([Prefetched(pieces(reader), depth=2) for reader in readers], uri=stream.corpus.uri)
 
 
+class UnhurriedExecution(ExecutionCallback):
+    """Lets Ray Data's executor rest between its rounds.
+
+    It waits for a block to be ready. Ours nearly always is, held back until the loop has taken those before it; the
+    executor would then ask again and again, and keep a core of the training process busy with that.
+    """
+
+    def on_execution_step(self, executor: StreamingExecutor) -> None:
+        """Rest for a small part of the time in which a block is used up."""
+        time.sleep(_ROUND_SECONDS)
+
+
 class LaneReader(Datasource):
     """Some lanes of a stream as a Ray Data source with one endless read task."""
 
