@@ -8,6 +8,7 @@ of whole steps, streamed with back-pressure. docs/design/data.md says why neithe
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -20,6 +21,8 @@ import ray
 import ray.data
 from jaxtyping import Int32
 from ray.data import DataContext, Datasource, ReadTask
+from ray.data._internal.execution.execution_callback import ExecutionCallback
+from ray.data._internal.execution.streaming_executor import StreamingExecutor
 from ray.data.block import BlockMetadata
 
 from tpuctl.errors import TpuctlError
