@@ -1,5 +1,16 @@
-"""``python -m tpuctl``: the same as the ``tpuctl`` command."""
+"""The ``tpuctl`` command, also as ``python -m tpuctl``."""
 
-from tpuctl.cli.app import main
+from typing import NoReturn
 
-main()
+
+def main() -> NoReturn:
+    """Run the command line. Ctrl-C is quiet from the first moment on, while the imports still run."""
+    try:
+        from tpuctl.cli.app import main as run
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -195,6 +195,8 @@ class Connection:
     def _error(self, response: httpx.Response) -> ClusterError:
         if response.status_code in (401, 403):
             return self._refused(response)
+        if response.is_error and response.text.lstrip().startswith("<"):
+            return self._not_ray(f"it answers HTTP {response.status_code} with a web page")
         if response.is_error:
             return _response_error(response)
         return self._not_ray(f"it redirects to {response.headers.get('location', '?')}")
@@ -241,7 +243,12 @@ def parse_address(address: str) -> str:
         UsageError: another scheme (``ray://``), ``auto``, or no host.
     """
     text = address.strip()
-    url = urlsplit(text if "://" in text else f"http://{text}")
+    try:
+        url = urlsplit(text if "://" in text else f"http://{text}")
+    except ValueError as error:
+        raise UsageError(f"cluster address {address!r}: {error}") from None
+    if url.username or url.password:
+        raise UsageError("the cluster address has a user or a password in it", hint=_TOKEN_HINT)
     if url.scheme not in ("http", "https"):
         raise UsageError(
             f"cluster address {address!r}: tpuctl speaks HTTP, not {url.scheme}://", hint=_address_hint(url)

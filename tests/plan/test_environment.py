@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tpuctl.errors import RecipeError
-from tpuctl.plan.environment import looks_secret, masked
+from tpuctl.masking import looks_secret
+from tpuctl.plan.environment import masked
 from tpuctl.plan.schema import plan_dumps
 
 ENVIRON = {"HF_TOKEN": "hf_test123", "PLAIN": "seen"}

@@ -19,7 +19,6 @@ TWO_HOSTS = ["slice.accelerator=v5p", "slice.topology=2x2x2"]
         ("run.directory=/abs/x", "/abs/x"),
         ("run.directory=~/x", "/home/me/x"),
         ("run.directory=file:///abs/y", "/abs/y"),
-        ("run.directory=gs://bucket/a b/", "gs://bucket/a b"),
         ("run.directory=my data/a+b[1]%3A", "/work/my data/a+b[1]%3A"),
     ],
 )
@@ -42,10 +41,9 @@ def test_plan_data_makes_paths_absolute_and_gives_built_in_text_its_held_out_par
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("run.directory=s3://b/x", "can't be used", "gs://bucket/path"),
-        ("run.directory=gs:/b/x", "can't be used", "gs://bucket/path"),
-        ("run.directory=gs://", "names no bucket", "gs://bucket/path"),
-        ("run.directory=gs:///x", "names no bucket", ""),
+        ("run.directory=s3://b/x", "can't be used", "a local path"),
+        ("run.directory=gs:/b/x", "can't be used", "a local path"),
+        ("run.directory=gs://b/x", "can't be used", "a local path"),
         ("data.uri=https://x/y.parquet", "can't be used", "a local path"),
         ("data.uri=gs://b/x", "can't be read yet", ""),
         ("data.eval_uri=builtin:python-stdlib", "its own held-out part", "leave it out"),
@@ -74,7 +72,6 @@ def test_plan_of_a_place_that_can_not_be_used_says_which_can(make_plan, text, me
         ([], False),
         (TWO_HOSTS, True),
         ([*TWO_HOSTS, "run.shared=true"], False),
-        ([*TWO_HOSTS, "run.directory=gs://b/x"], False),
     ],
 )
 def test_check_shared_storage_accepts_what_all_hosts_see(make_plan, overrides, simulated) -> None:
@@ -85,5 +82,4 @@ def test_check_shared_storage_accepts_what_all_hosts_see(make_plan, overrides, s
 def test_check_shared_storage_refuses_a_local_directory_on_several_hosts(make_plan, overrides) -> None:
     with pytest.raises(RecipeError, match="local, but the 2 hosts") as caught:
         check_shared_storage(make_plan(*overrides, "run.directory=/tmp/ckpt"), simulated=False)
-    assert "gs://" in (caught.value.hint or "")
     assert "run.shared" in (caught.value.hint or "")

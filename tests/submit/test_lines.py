@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from tpuctl.masking import Masker
 from tpuctl.runs.events import event, format_line
-from tpuctl.submit.lines import Line, LineReader, Masker, known_secrets
+from tpuctl.submit.lines import Line, LineReader, known_secrets
 
 
 def host_line(prefix: str, host: int) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
+from itertools import pairwise
 from typing import NoReturn
 
 import typer
@@ -19,7 +21,7 @@ from tpuctl.cli.schema import schema
 from tpuctl.cli.slices import slices
 from tpuctl.cli.stop import stop
 from tpuctl.cli.train import train
-from tpuctl.errors import ExitCode, TpuctlError
+from tpuctl.errors import ExitCode, TpuctlError, UsageError
 
 app = typer.Typer(
     name="tpuctl",
@@ -61,17 +63,26 @@ def main() -> NoReturn:
 def run(argv: list[str]) -> int:
     """Run one command line and return its exit code."""
     try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        return ExitCode.DETACHED
+    except (console.ReaderLeftError, BrokenPipeError):
+        return _leave_broken_pipe()
+
+
+def _run(argv: list[str]) -> int:
+    try:
         return int(typer.main.get_command(app).main(argv, prog_name="tpuctl", standalone_mode=False) or 0)
-    except TpuctlError as error:
-        return _explain(error, argv)
     except typer.Exit as request:
         return request.exit_code
-    except (KeyboardInterrupt, typer.Abort):
+    except typer.Abort:
         return ExitCode.DETACHED
-    except console.ReaderLeftError:
-        return _leave_broken_pipe()
+    except TpuctlError as error:
+        return _explain(error, argv)
+    except (console.ReaderLeftError, BrokenPipeError):
+        raise
     except Exception as error:  # noqa: BLE001 — the border: anything else is a fault of ours, said in one line
-        return _confess(error)
+        return _confess(error, argv)
 
 
 def _explain(error: TpuctlError, argv: list[str]) -> int:
@@ -80,24 +91,33 @@ def _explain(error: TpuctlError, argv: list[str]) -> int:
 
         traceback.print_exception(error)
     console.say_error(error)
-    if "json" in argv or "--output=json" in argv or "-ojson" in argv:
-        console.print_json(console.error_document(error))
+    if _wants_json(argv):
+        console.print_json(console.error_document(error), indent=None)
     return error.exit_code
+
+
+def _confess(error: Exception, argv: list[str]) -> int:
+    show = getattr(error, "show", None)
+    if show is not None:  # typer's usage errors know how to say themselves
+        show()
+        if _wants_json(argv):
+            message = str(getattr(error, "message", error))
+            console.print_json(console.error_document(UsageError(message)), indent=None)
+        return int(getattr(error, "exit_code", ExitCode.USAGE))
+    fault = TpuctlError(
+        f"internal error: {type(error).__name__}: {error}", hint="TPUCTL_TRACEBACK=1 shows where; please report it"
+    )
+    fault.__cause__ = error
+    return _explain(fault, argv)
+
+
+def _wants_json(argv: list[str]) -> bool:
+    """Whether ``-o json`` was asked for, in any of its spellings; the command line may be too wrong to be parsed."""
+    apart = any(word == "json" and re.fullmatch(r"--output|-[a-z]*o", option) for option, word in pairwise(argv))
+    return apart or any(re.fullmatch(r"--output=json|-[a-z]*o=?json", word) for word in argv)
 
 
 def _leave_broken_pipe() -> int:
     """A reader such as ``head`` has left: point stdout at nothing, so that the interpreter's last flush is silent."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 141
-
-
-def _confess(error: Exception) -> int:
-    if os.environ.get("TPUCTL_TRACEBACK") == "1":
-        raise error
-    show = getattr(error, "show", None)
-    if show is not None:  # click's usage errors know how to say themselves
-        show()
-        return int(getattr(error, "exit_code", ExitCode.USAGE))
-    console.say(f"tpuctl: internal error: {type(error).__name__}: {error}")
-    console.say("  hint: TPUCTL_TRACEBACK=1 shows where; please report it")
-    return ExitCode.JOB_FAILED

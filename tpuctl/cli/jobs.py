@@ -63,7 +63,8 @@ def _row(info: JobInfo) -> tuple[object, ...]:
 
 
 def _document(info: JobInfo) -> dict[str, Any]:
-    from tpuctl.submit.lines import Masker, known_secrets
+    from tpuctl.masking import Masker
+    from tpuctl.submit.lines import known_secrets
     from tpuctl.submit.outcome import judge
 
     mask = Masker(known_secrets(os.environ))

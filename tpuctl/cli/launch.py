@@ -56,16 +56,17 @@ def launch_and_follow(launching: Launching) -> ExitCode:
     with reach_for(plan, flag=launching.flag, recipe_address=launching.recipe_address) as reached:
         check_shared_storage(plan, simulated=reached.simulated)
         jobs = RayJobs(reached.connection)
-        options = LaunchOptions(
+        starting = LaunchOptions(
             notice=console.say, before_start=lambda: wait_for_slice(reached, plan, seconds=launching.wait_seconds)
         )
-        started = launch(jobs, plan, options=options)
+        started = launch(jobs, plan, options=starting)
         _say_started(started.submission_id, attached=started.attached, launching=launching)
         if launching.detach:
             return ExitCode.DONE
         view = ProgressView(view_for(launching.output))
         secrets = tuple(plan.job.secrets.values())
-        code = watch(jobs, started.submission_id, view=view, options=FollowOptions(secrets=secrets))
+        options = FollowOptions(secrets=secrets)
+        code = watch(jobs, started.submission_id, view=view, options=options, cluster=launching.flag)
     _say_ending(code, view.last, launching)
     return code
 

@@ -35,8 +35,8 @@ def logs(
     secrets = known_secrets(os.environ)
     with open_jobs(cluster, job=job) as jobs:
         if follow:
-            options = FollowOptions(tail=tail, secrets=secrets)
-            raise typer.Exit(watch(jobs, job, view=view, options=options))
+            options = FollowOptions(tail=tail, secrets=secrets, known=False)
+            raise typer.Exit(watch(jobs, job, view=view, options=options, cluster=cluster))
         for line in read_lines(jobs, job, tail=tail, host=host, secrets=secrets):
             view.show(line)
         info = jobs.info(job)

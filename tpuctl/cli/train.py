@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tpuctl.cli.options import ClusterOption, Output, OutputOption, QuietOption, RecipeArgument, SetOption
+from tpuctl.masking import MASK, looks_secret
 
 if TYPE_CHECKING:
     pass
@@ -54,12 +55,19 @@ def train(
         wait_seconds=0.0 if wait is None else parse_duration(wait, option="--wait"),
         detach=detach,
         output="ids" if quiet else output.value,
-        again=_command(recipe, overrides),
-        further=_command(recipe, [*overrides, f"train.steps={2 * plan.train.steps}"]),
+        again=_command(recipe, overrides, cluster=cluster),
+        further=_command(recipe, [*overrides, f"train.steps={2 * plan.train.steps}"], cluster=cluster),
     )
     raise typer.Exit(launch_and_follow(launching))
 
 
-def _command(recipe: Path, overrides: list[str]) -> str:
-    sets = [word for override in overrides for word in ("--set", override)]
-    return shlex.join(["tpuctl", "train", str(recipe), *sets])
+def _command(recipe: Path, overrides: list[str], *, cluster: str | None) -> str:
+    where = [] if cluster is None else ["--cluster", cluster]
+    sets = [word for override in overrides for word in ("--set", _printable(override))]
+    return shlex.join(["tpuctl", "train", str(recipe), *sets, *where])
+
+
+def _printable(override: str) -> str:
+    key, equals, _ = override.partition("=")
+    secret = key.strip().startswith("job.secrets") or looks_secret(key.strip().rpartition(".")[2])
+    return f"{key}{equals}{MASK}" if secret else override

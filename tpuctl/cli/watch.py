@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import threading
 from collections.abc import Iterator
@@ -85,7 +86,9 @@ def with_host(line: Line, text: str | None = None) -> str:
     return text if line.host is None else f"[host {line.host}] {text}"
 
 
-def watch(jobs: Jobs, submission_id: str, *, view: LineView, options: FollowOptions) -> ExitCode:
+def watch(
+    jobs: Jobs, submission_id: str, *, view: LineView, options: FollowOptions, cluster: str | None = None
+) -> ExitCode:
     """Show a job's lines until it ends, or until Ctrl-C; the exit code to leave with.
 
     Raises:
@@ -100,17 +103,18 @@ def watch(jobs: Jobs, submission_id: str, *, view: LineView, options: FollowOpti
             with closing(view):
                 outcome = follow(jobs, submission_id, sink=view.show, options=options)
         except KeyboardInterrupt:
-            say_way_back(submission_id)
+            say_way_back(submission_id, cluster=cluster)
             return ExitCode.DETACHED
     say_outcome(outcome)
     return outcome.exit_code
 
 
-def say_way_back(submission_id: str) -> None:
-    """The line that a user who lets go of a job needs."""
+def say_way_back(submission_id: str, *, cluster: str | None) -> None:
+    """The line that a user who lets go of a job needs; ``cluster`` is what ``--cluster`` said."""
+    where = "" if cluster is None else f" --cluster {shlex.quote(cluster)}"
     console.say(
-        f"job {submission_id} is still running; re-attach: tpuctl logs {submission_id} -f; "
-        f"stop: tpuctl stop {submission_id}"
+        f"job {submission_id} is still running; re-attach: tpuctl logs {submission_id} -f{where}; "
+        f"stop: tpuctl stop {submission_id}{where}"
     )
 
 

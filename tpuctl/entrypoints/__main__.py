@@ -10,10 +10,11 @@ import importlib
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO, cast
 
 from tpuctl.errors import TpuctlError
-from tpuctl.plan.schema import plan_loads
+from tpuctl.masking import MaskedStream, Masker
+from tpuctl.plan.schema import Plan, plan_loads
 from tpuctl.runs.events import event, format_line
 
 
@@ -22,6 +23,7 @@ def main() -> NoReturn:
     # A job's driver must never hold the chips its workers need, whatever it imports.
     os.environ["JAX_PLATFORMS"] = "cpu"
     plan = plan_loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    _mask_output(plan)
     try:
         code = importlib.import_module(plan.entrypoint).main(plan)
     except TpuctlError as error:
@@ -30,6 +32,14 @@ def main() -> NoReturn:
         )
         code = int(error.exit_code)
     sys.exit(code)
+
+
+def _mask_output(plan: Plan) -> None:
+    """What the job and its workers print passes through this process: here it loses the values of secrets."""
+    if plan.job.secrets:
+        mask = Masker(plan.job.secrets.values())
+        sys.stdout = cast(TextIO, MaskedStream(sys.stdout, mask))
+        sys.stderr = cast(TextIO, MaskedStream(sys.stderr, mask))
 
 
 if __name__ == "__main__":

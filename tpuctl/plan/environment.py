@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tpuctl.masking import MASK, looks_secret
 from tpuctl.plan.schema import JobPlan, Plan
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import Recipe
 
-MASK = "***"
-_SECRET_WORDS = {"TOKEN", "TOKENS", "KEY", "KEYS", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE"}
-_SECRET_WORDS |= {"CREDENTIAL", "CREDENTIALS", "PAT", "AUTH"}
-_SECRET_ENDS = ("TOKEN", "SECRET", "PASSWORD", "APIKEY", "CREDENTIALS", "PASSWD")
 # tpuctl sets these itself on every host; a value of the user's would put processes on the wrong devices.
 _OURS = {"JAX_PLATFORMS", "TPU_NAME", "TPU_WORKER_ID", "TPU_TOPOLOGY", "TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES"}
 
@@ -36,12 +33,6 @@ def plan_job(recipe: Recipe, *, environ: Mapping[str, str], findings: Findings) 
         start_timeout_seconds=job.start_timeout,
         stop_grace_seconds=job.stop_grace,
     )
-
-
-def looks_secret(name: str) -> bool:
-    """Whether a variable's name says that its value is a secret; errs on the side of masking."""
-    words = name.upper().split("_")
-    return any(word in _SECRET_WORDS or word.endswith(_SECRET_ENDS) for word in words)
 
 
 def masked(plan: Plan) -> Plan:

@@ -40,7 +40,7 @@ def plan_run(recipe: Recipe, *, here: Here, findings: Findings) -> RunPlan:
     """The run's name and directory."""
     name = recipe.run.name or _name_of_file(recipe.origin.file, findings)
     directory = recipe.run.directory or f"runs/{name}"
-    place = _placed("run.directory", directory, schemes=("gs",), here=here, findings=findings)
+    place = _placed("run.directory", directory, schemes=(), here=here, findings=findings)
     return RunPlan(name=name, directory=place, shared=recipe.run.shared)
 
 
@@ -77,7 +77,7 @@ def check_shared_storage(plan: Plan, *, simulated: bool, origin: Origin | None =
     raise RecipeError(
         f"run directory {plan.run.directory} is local, but the {plan.slice.total_hosts} hosts of the job each have a "
         "disk of their own",
-        hint="use gs://bucket/path, or set run.shared = true if every host mounts the same file system there",
+        hint="put it on a file system that every host mounts at that path, and set run.shared = true",
         where=origin.where("run.directory") if origin else None,
     )
 

@@ -131,7 +131,7 @@ class CheckpointPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPlan:
-    """The run: one directory (absolute path or gs:// URI). ``shared`` vouches for a local path seen by all hosts."""
+    """The run: one directory (an absolute path). ``shared`` vouches for a local path seen by all hosts."""
 
     name: str
     directory: str

@@ -23,8 +23,8 @@ class RunTable:
     )
     directory: str | None = setting(
         None,
-        doc="Run directory: a local path or gs://bucket/path. A relative path starts at the current directory.",
-        example="gs://my-bucket/runs/first",
+        doc="Run directory, a path every host sees. A relative path starts at the current directory.",
+        example="/mnt/shared/runs/first",
         absent="runs/<name>",
         also=("output_dir", "out_dir", "run_dir", "checkpoint_dir", "ckpt_dir"),
     )

@@ -190,6 +190,8 @@ def _check_range(key: Key, value: float) -> None:
         rules.below is not None and value >= rules.below
     )
     huge = isinstance(value, int) and abs(value) > LARGEST_INT**3  # int → float would overflow
+    if too_high and rules.maximum == LARGEST_INT:
+        raise _wrong(key, value, hint=f"at most {LARGEST_INT}")
     if too_low or too_high or huge or not math.isfinite(value):
         raise _wrong(key, value)
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from tpuctl.errors import StorageError
+from tpuctl.masking import MASK
 from tpuctl.plan.schema import Plan, plan_to_json
 from tpuctl.runs.events import Event
 from tpuctl.storage import NotFoundError, join, open_storage
@@ -20,7 +21,6 @@ RUN_SCHEMA = "tpuctl.run/1"
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
-MASK = "***"
 
 AttemptStatus = Literal["running", "succeeded", "stopped", "failed", "lost"]
 

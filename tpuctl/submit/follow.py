@@ -50,11 +50,15 @@ class Pace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FollowOptions:
-    """``tail``: begin with the last so many lines (None: all). ``notice`` gets talk, such as "connection lost"."""
+    """``tail``: begin with the last so many lines (None: all). ``notice`` gets talk, such as "connection lost".
+
+    ``known``: the job was there a moment ago, so even a first answer that does not come is waited for.
+    """
 
     tail: int | None = None
     secrets: tuple[str, ...] = ()
     notice: Callable[[str], None] = lambda _: None
+    known: bool = True
     pace: Pace = field(default_factory=Pace)
     clock: Clock = field(default_factory=Clock)
 
@@ -97,7 +101,7 @@ class _Follower:
         self._reader = LineReader(secrets=options.secrets)
         self._transcript = Transcript()
         self._failed: Event | None = None
-        self._seen = False
+        self._seen = options.known
         self._outage_began: float | None = None
         self._said_pending = False
         self._began = self._next_fetch = self._clock.now()
@@ -230,7 +234,7 @@ class _Follower:
             except LogUnreadableError:
                 raise
             except (ClusterError, JobNotFoundError) as error:
-                if isinstance(error, JobNotFoundError) and not self._seen:
+                if not self._seen:
                     raise
                 self._bear_with(error, at_most)
                 self._clock.sleep(pause)

@@ -7,19 +7,14 @@ event comes with the very same prefix, the prefix is the key and no address need
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from urllib.parse import quote
 
+from tpuctl.masking import Masker, looks_secret
 from tpuctl.runs.events import MARK, Event, parse_line
 
-MASK = "***"
-
 _PREFIX = re.compile(r"(?:\x1b\[[\d;]*m)*\((?P<source>[^\n]{0,200}?pid=\d+(?:, ip=[^()\s]+)?)\)(?:\x1b\[[\d;]*m)* ")
-_SHORT = 4
-_SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,24 +63,4 @@ class LineReader:
 def known_secrets(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Values of our own environment that are secrets by their names. A job's secrets mostly come from there, and where
     its plan is not at hand, as when only its log is read, this is all that can be known of them."""
-    return tuple(value for name, value in environ.items() if value and _SECRET_NAME.search(name))
-
-
-class Masker:
-    """Replaces secret values, however a log is likely to quote them, by ``***``."""
-
-    def __init__(self, secrets: Iterable[str]) -> None:
-        parts = {part for secret in secrets for part in secret.splitlines() if part.strip()}
-        forms = {
-            form for part in parts for form in (part, json.dumps(part)[1:-1], repr(part)[1:-1], quote(part, safe=""))
-        }
-        # A value of one or two letters would mask half of every line, so it must stand alone.
-        patterns = [
-            re.escape(form) if len(form) >= _SHORT else rf"(?<!\w){re.escape(form)}(?!\w)"
-            for form in sorted(forms, key=len, reverse=True)
-        ]
-        self._pattern = re.compile("|".join(patterns)) if patterns else None
-
-    def __call__(self, text: str) -> str:
-        """``text`` without the secrets."""
-        return text if self._pattern is None else self._pattern.sub(MASK, text)
+    return tuple(value for name, value in environ.items() if value and looks_secret(name))

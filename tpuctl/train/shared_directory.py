@@ -32,5 +32,5 @@ def require_shared(directory: epath.Path) -> None:
     if blind:
         raise CheckpointError(
             f"hosts {', '.join(map(str, blind))} do not see what host 0 writes to {directory}",
-            hint="a run on several hosts needs one directory for all: a gs:// path or a shared file system",
+            hint="a run on several hosts needs one directory for all: a shared file system, mounted at the same path",
         )
