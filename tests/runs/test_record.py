@@ -107,3 +107,15 @@ def test_events_of_several_attempts_add_up(tmp_path: Path) -> None:
     EventsWriter(str(tmp_path)).append(items[:1])
     EventsWriter(str(tmp_path)).append(items[1:])
     assert read_events(str(tmp_path)) == items
+
+
+def test_metrics_writer_of_a_run_resumed_at_its_end_keeps_the_newer_evaluation(tmp_path: Path) -> None:
+    directory = str(tmp_path)
+    first = MetricsWriter(directory, resume_step=None)
+    first.append(event("step", step=5, loss=2.0))
+    first.append(event("eval", step=5, loss=2.5))
+    MetricsWriter(directory, resume_step=5).append(event("eval", step=5, loss=2.25))
+    assert [(item["event"], item["step"], item["loss"]) for item in read_metrics(directory)] == [
+        ("step", 5, 2.0),
+        ("eval", 5, 2.25),
+    ]

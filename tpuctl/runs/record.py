@@ -117,12 +117,22 @@ class MetricsWriter:
         self._trim(-1 if resume_step is None else resume_step)
 
     def append(self, item: Event) -> None:
-        """Add a ``step`` or ``eval`` event; each kind's steps only ever grow."""
+        """Add a ``step`` or ``eval`` event; each kind's steps only ever grow.
+
+        A run resumed at its end is evaluated there once more, and that takes the place of the former evaluation.
+        """
         name, step = item["event"], item["step"]
-        if step <= self._last.get(name, -1):
+        if name == "eval" and step == self._last.get("eval"):
+            self._forget_evaluation(step)
+        elif step <= self._last.get(name, -1):
             raise ValueError(f"{name} {step} after {name} {self._last[name]}")
         self._last[name] = step
         self._storage.append(self._uri, _line(item))
+
+    def _forget_evaluation(self, step: int) -> None:
+        items = _parse_lines(self._storage.read(self._uri).data)
+        kept = [item for item in items if (item["event"], item["step"]) != ("eval", step)]
+        self._storage.write(self._uri, b"".join(map(_line, kept)))
 
     def _trim(self, resume_step: int) -> None:
         try:

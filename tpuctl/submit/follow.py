@@ -101,7 +101,7 @@ class _Follower:
         self._reader = LineReader(secrets=options.secrets)
         self._transcript = Transcript()
         self._failed: Event | None = None
-        self._seen = options.known
+        self._seen = False
         self._outage_began: float | None = None
         self._said_pending = False
         self._began = self._next_fetch = self._clock.now()
@@ -234,7 +234,7 @@ class _Follower:
             except LogUnreadableError:
                 raise
             except (ClusterError, JobNotFoundError) as error:
-                if not self._seen:
+                if not self._seen and (isinstance(error, JobNotFoundError) or not self._options.known):
                     raise
                 self._bear_with(error, at_most)
                 self._clock.sleep(pause)
