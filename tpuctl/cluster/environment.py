@@ -21,6 +21,8 @@ _SETTINGS = {
     # Ray keeps off the network: 127.0.0.1 is every node's address. (Its own default on macOS and Windows.)
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Below `uv run` Ray would have every worker make an environment of its own with uv; ours is the one that runs us.
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     # The workers Ray starts ahead fit no job of ours, since each job has a runtime environment.
     "RAY_prestart_worker_first_driver": "0",
     # A killed host is called dead after some seconds instead of a quarter of a minute.
