@@ -13,6 +13,8 @@ from tpuctl.cluster.shape import SimulatedShape
 from tpuctl.cluster.simulated import down, up
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Below `uv run` Ray would make an environment with uv for every worker of a test that starts Ray itself.
+os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
 
