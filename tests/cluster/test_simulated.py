@@ -126,7 +126,7 @@ def test_up_again_finds_the_same_cluster(one_host: Cluster, state_dir: Path) -> 
     registry = Registry(state_dir / "clusters")
     again = simulated.up(ONE_HOST, registry=registry)
     assert (again.address, again.reused) == (one_host.address, True)
-    assert simulated.running(ONE_HOST, registry=registry) == one_host
+    assert simulated.running(ONE_HOST, registry=registry) == replace(one_host, reused=False)
     assert simulated.running(replace(ONE_HOST, topology="2x4", hosts=2), registry=registry) is None
     with pytest.raises(ClusterError, match="is up, but with 1 slice of TPU-V6E 2x2"):
         simulated.up(TWO_HOSTS, name=one_host.name, registry=registry)
