@@ -41,7 +41,7 @@ eval_uri = "{text}/held-out"
 [train]
 steps = 60
 global_batch = 8
-sequence_length = 64
+sequence_length = 256
 compute_dtype = "float32"
 log_every = 1
 eval_batches = 2
@@ -207,9 +207,9 @@ def test_train_column_that_is_not_there_exits_1_naming_it_and_does_not_restart(
 def worker_of(tpuctl: Command, *, host: int) -> int:
     """The pid of the training worker on that host of a running cluster."""
     markers = {json.loads(path.read_text())["marker"] for path in tpuctl.state_dir.glob("clusters/*/state.json")}
-    for process in psutil.process_iter():
-        if "RayTrainWorker" in process.name() or "RayTrainWorker" in " ".join(process.cmdline()):
-            environ = process.environ()
+    for process in psutil.process_iter(["cmdline", "environ"]):  # what is ending has neither
+        if "RayTrainWorker" in " ".join(process.info["cmdline"] or []):
+            environ = process.info["environ"] or {}
             if environ.get(MARKER_VARIABLE) in markers and environ.get("TPU_WORKER_ID") == str(host):
                 return process.pid
     raise AssertionError(f"no training worker on host {host}")
