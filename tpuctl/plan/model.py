@@ -30,7 +30,7 @@ def plan_model(recipe: Recipe, *, findings: Findings) -> ModelSpec | None:
 
 def _sizes(recipe: Recipe, findings: Findings) -> dict[str, Any]:
     table = recipe.model
-    own = {f.name: getattr(table, f.name) for f in dataclasses.fields(ModelSpec) if f.name != "name"}
+    own = {f.name: getattr(table, f.name, None) for f in dataclasses.fields(ModelSpec) if f.name != "name"}
     given = {name: value for name, value in own.items() if value is not None}
     if table.preset is not None:
         return _preset_sizes(table.preset, given, findings)
@@ -54,7 +54,7 @@ def _preset_sizes(name: str, given: dict[str, Any], findings: Findings) -> dict[
         hint = f"did you mean {near[0]}?" if near else f"presets: {', '.join(PRESETS)}"
         findings.refuse("model.preset", f"unknown preset {name!r}", hint)
         return {}
-    sizes = dataclasses.asdict(preset)
+    sizes = {f.name: getattr(preset, f.name) for f in dataclasses.fields(preset)}
     changed = {key for key, value in given.items() if key != "vocab_size" and value != sizes[key]}
     return {**sizes, **given, "name": "custom" if changed else name}
 

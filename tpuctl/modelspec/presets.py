@@ -1,29 +1,8 @@
-"""Model architectures as plain integers. No jax here: the control side sizes models with it.
-
-The decoder in ``nn`` is configured by a ``ModelSpec`` and by nothing else; a new family is a new field here.
-"""
+"""Architectures known by name: sizes as published, and tiny ones of our own for trying things out on a CPU."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSpec:
-    """A decoder-only transformer: RMSNorm, RoPE, grouped-query attention, SwiGLU."""
-
-    name: str
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    mlp_size: int
-    rope_theta: float = 10_000.0
-    norm_eps: float = 1e-5
-    tied_embedding: bool = True
-
+from tpuctl.modelspec.spec import ModelSpec
 
 PRESETS: dict[str, ModelSpec] = {
     spec.name: spec
@@ -108,17 +87,3 @@ PRESETS: dict[str, ModelSpec] = {
         ),
     )
 }
-
-
-def num_layer_parameters(spec: ModelSpec) -> int:
-    """Weights of one decoder layer: attention, SwiGLU and two norms."""
-    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    attention = spec.hidden_size * (2 * queries + 2 * keys)
-    return attention + 3 * spec.hidden_size * spec.mlp_size + 2 * spec.hidden_size
-
-
-def num_parameters(spec: ModelSpec) -> int:
-    """Weights of the whole model; a tied embedding counts once."""
-    embeddings = 1 if spec.tied_embedding else 2
-    outside = embeddings * spec.vocab_size * spec.hidden_size + spec.hidden_size
-    return outside + spec.num_layers * num_layer_parameters(spec)
