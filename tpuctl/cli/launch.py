@@ -26,7 +26,7 @@ class Launching:
     """One launch: the plan, where it should go, and how it is watched.
 
     ``files`` are the user's own that travel along. ``output`` is ``text``, ``json`` or ``ids``. ``again`` is the
-    command line that resumes this run; ``closing`` makes the lines that end a good one, from the last event of each name.
+    command line that resumes this run; ``closing`` makes the lines that end a good one, from each name's last event.
     """
 
     plan: Plan

@@ -111,7 +111,7 @@ def _commented_key(key: Key, kind: str) -> str:
     takes = f" Takes {expected(key)}." if key.type != "bool" and not key.rules.pattern else ""
     about = f"{key.rules.doc}{takes}{absent}"
     comment = textwrap.fill(about, _WIDTH, initial_indent="# ", subsequent_indent="# ")
-    if key.name == "kind":
+    if key.path == "kind":
         return f'{comment}\nkind = "{kind}"\n'
     is_set = key.required or key.path in ("model.preset", "slice.topology")
     line = f"{key.name} = {_example(key)}"
