@@ -1,8 +1,8 @@
-"""Bytes at a URI: local paths now, gs:// behind the same small interface later. Knows nothing of what the bytes mean.
+"""Local files as a storage.
 
-Every object has a generation: a text that changes when the object does. A write or delete may be made conditional on
-it, which is what a lease stands on. Local files take the digest of their content for it, so whoever guards something
-must write a token of its own into it; ``gs://`` has real generations.
+A small file's generation is the digest of its content, which holds on every file system, those that make up their
+inode numbers included. Only small files are guarded; nobody should read a whole shard to know its size, so a large one
+answers with its size and time of change.
 """
 
 from __future__ import annotations
@@ -13,74 +13,17 @@ import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO
 
 from tpuctl.errors import StorageError
-
-ABSENT = "absent"
-"""The generation of an object that does not exist: ``write(…, if_generation=ABSENT)`` creates or fails."""
+from tpuctl.storage.errors import ChangedError, NotFoundError
+from tpuctl.storage.protocol import ABSENT, Blob, Stat
+from tpuctl.storage.uri import join
 
 _LOCK_NAME = ".lock"
 _PART_SUFFIX = ".part"
-
-
-class NotFoundError(StorageError):
-    """There is no such object."""
-
-
-class ChangedError(StorageError):
-    """The object is not at the generation the caller knew."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Blob:
-    """An object's bytes and the generation they are of."""
-
-    data: bytes
-    generation: str
-
-
-class Storage(Protocol):
-    """One kind of storage. A reader never sees half of a write. Every method may raise ``StorageError``."""
-
-    def read(self, uri: str) -> Blob:
-        """The object; raises ``NotFoundError``."""
-
-    def write(self, uri: str, data: bytes, *, if_generation: str | None = None) -> str:
-        """Put the object there, whole, and return its generation; raises ``ChangedError`` if it isn't at the given."""
-
-    def append(self, uri: str, data: bytes) -> None:
-        """Add to the object's end. One writer at a time; a crash may leave part of the last addition."""
-
-    def delete(self, uri: str, *, if_generation: str | None = None) -> None:
-        """Remove the object, if it is there; raises ``ChangedError`` as ``write`` does."""
-
-    def exists(self, uri: str) -> bool:
-        """Whether the object is there."""
-
-    def list(self, prefix: str) -> Iterator[str]:
-        """The URIs of all objects below a directory, sorted."""
-
-
-def open_storage(uri: str) -> Storage:
-    """The storage that holds ``uri``.
-
-    Raises:
-        StorageError: a scheme this version can't serve.
-    """
-    scheme, mark, _ = uri.partition("://")
-    if not mark or scheme == "file":
-        return LocalStorage()
-    if scheme == "gs":
-        raise StorageError(f"{uri}: gs:// is not supported in this version", hint="use a path that all hosts share")
-    raise StorageError(f"{uri}: no storage for {scheme}://", hint="use an absolute path")
-
-
-def join(base: str, *parts: str) -> str:
-    """The URI of something below ``base``."""
-    return "/".join([base.rstrip("/"), *(part.strip("/") for part in parts)])
+_DIGESTED_BYTES = 1 << 20
 
 
 class LocalStorage:
@@ -88,9 +31,20 @@ class LocalStorage:
 
     def read(self, uri: str) -> Blob:
         """The file's bytes."""
-        with _explained(uri):
-            data = _path(uri).read_bytes()
-        return Blob(data=data, generation=_generation(data))
+        with _explained(uri), _path(uri).open("rb") as file:
+            data = file.read()
+            return Blob(data=data, generation=_generation(file))
+
+    def read_range(self, uri: str, start: int, end: int) -> bytes:
+        """Part of the file."""
+        with _explained(uri), _path(uri).open("rb") as file:
+            file.seek(start)
+            return file.read(max(0, end - start))
+
+    def stat(self, uri: str) -> Stat:
+        """What the file system says; a small file is read for its generation."""
+        with _explained(uri), _path(uri).open("rb") as file:
+            return Stat(size=os.fstat(file.fileno()).st_size, generation=_generation(file))
 
     def write(self, uri: str, data: bytes, *, if_generation: str | None = None) -> str:
         """Write a new file and rename it into place."""
@@ -98,12 +52,10 @@ class LocalStorage:
         with _explained(uri):
             path.parent.mkdir(parents=True, exist_ok=True)
             if if_generation is None:
-                _replace(path, data)
-            else:
-                with _locked(path.parent):
-                    self._require(uri, if_generation)
-                    _replace(path, data)
-        return _generation(data)
+                return _replace(path, data)
+            with _locked(path.parent):
+                self._require(uri, if_generation)
+                return _replace(path, data)
 
     def append(self, uri: str, data: bytes) -> None:
         """Add to the file in one system call."""
@@ -136,7 +88,7 @@ class LocalStorage:
 
     def _require(self, uri: str, generation: str) -> None:
         try:
-            now = self.read(uri).generation
+            now = self.stat(uri).generation
         except NotFoundError:
             now = ABSENT
         if now != generation:
@@ -147,11 +99,15 @@ def _path(uri: str) -> Path:
     return Path(uri.removeprefix("file://")).expanduser()
 
 
-def _generation(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:32]
+def _generation(file: BinaryIO) -> str:
+    found = os.fstat(file.fileno())
+    if found.st_size > _DIGESTED_BYTES:
+        return f"{found.st_size}-{found.st_mtime_ns}"
+    file.seek(0)
+    return hashlib.sha256(file.read()).hexdigest()[:32]
 
 
-def _replace(path: Path, data: bytes) -> None:
+def _replace(path: Path, data: bytes) -> str:
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_PART_SUFFIX}")
     try:
         with part.open("wb") as file:
@@ -159,7 +115,10 @@ def _replace(path: Path, data: bytes) -> None:
             file.flush()
             # Without it a power cut may leave the new name with nothing behind it.
             os.fsync(file.fileno())
+        with part.open("rb") as file:
+            generation = _generation(file)
         part.replace(path)
+        return generation
     finally:
         part.unlink(missing_ok=True)
 
