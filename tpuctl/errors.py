@@ -69,6 +69,10 @@ class DataError(TpuctlError):
     """The dataset can't be read as the recipe says; names the file and column."""
 
 
+class OutputError(TpuctlError):
+    """The output folder holds what this job must neither use nor delete."""
+
+
 class StorageError(TpuctlError):
     """A path or bucket can't be read or written."""
 
