@@ -1,8 +1,8 @@
 """Between Arrow columns and the arrays a function works on.
 
-To arrays: numbers and booleans as they are (float16 as float32), times as numpy has them, text, bytes and everything else
-as Python objects, lists of a fixed size as one more axis. To Arrow: by dtype; bfloat16 and float16, which parquet's
-readers know poorly or not at all, become float32.
+To arrays: numbers and booleans as they are (float16 as float32), times as numpy has them, text, bytes and everything
+else as Python objects, lists of a fixed size as one more axis. To Arrow: by dtype; bfloat16 and float16, which
+parquet's readers know poorly or not at all, become float32.
 """
 
 from __future__ import annotations
@@ -166,8 +166,9 @@ def _no_column(name: str, array: np.ndarray, numbers: np.ndarray) -> DataError:
     other = next((item for item in kinds if item[1] != kinds[0][1]), None) if array.dtype == object else None
     if other is None:
         return DataError(f"new column {name!r}: no Arrow column can be made of {array.dtype}")
+    (row, kind), (other_row, other_kind) = kinds[0], other
     return DataError(
-        f"new column {name!r} mixes types: {kinds[0][1]} in row {kinds[0][0]} of the batch, {other[1]} in row {other[0]}",
+        f"new column {name!r} mixes types: {kind} in row {row} of the batch, {other_kind} in row {other_row}",
         hint="let the function return one type per column",
     )
 

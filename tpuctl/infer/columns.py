@@ -14,8 +14,8 @@ ROW_ID = pa.schema([("row_file", pa.string()), ("row_group", pa.int32()), ("row_
 Keys = tuple[tuple[str, str | None], ...]
 
 
-def carried_schema(files: Sequence[tuple[str, pa.Schema, Keys]], *, columns: tuple[str, ...]) -> pa.Schema:
-    """The schema in which the columns of all files fit without loss.
+def one_schema(files: Sequence[tuple[str, pa.Schema, Keys]], *, columns: tuple[str, ...]) -> pa.Schema:
+    """The schema in which the named columns of all files fit without loss; with no names, all their columns.
 
     Every field may be null, whatever the files say. ``files`` are path, schema and partition keys of each.
 
@@ -129,11 +129,11 @@ def _field_names(kind: pa.StructType) -> list[str]:
 
 def _is_text(kind: pa.DataType) -> bool:
     plain = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    return plain or (pa.types.is_dictionary(kind) and _is_text(kind.value_type))
+    return bool(plain or (pa.types.is_dictionary(kind) and _is_text(kind.value_type)))
 
 
 def _is_binary(kind: pa.DataType) -> bool:
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -39,12 +39,13 @@ class CustomTask:
             UsageError: no such module or function.
         """
         assert plan.function is not None, "plan.infer refuses a custom task without one"
-        inputs = plan.inputs or array_columns(schema)
+        inputs = plan.inputs or cls.default_inputs(schema)
         return cls(load_function(plan.function), inputs=inputs, batch_rows=plan.batch_rows)
 
-    def columns(self) -> Iterable[str]:
-        """The columns the function gets."""
-        return self._inputs
+    @staticmethod
+    def default_inputs(schema: pa.Schema) -> tuple[str, ...]:
+        """What a function gets if no columns are named: all that can be arrays of numbers."""
+        return array_columns(schema)
 
     def work(self, rows: pa.Table) -> Worked:
         """The function's columns for these rows. A row at which it raises, alone in its batch, is a bad one."""

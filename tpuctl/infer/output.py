@@ -64,7 +64,7 @@ class Output:
         self._columns: pa.Schema | None = None
 
     def commit(self, done: PartRows) -> Record:
-        """Write a part's files, its rows last of those that count; what is known of it, also if it was there already."""
+        """Write a part's files, that of its rows last; what is known of it, also if it was there already."""
         part, facts = done.part, {"key": self.key, "part": done.part.index, "quarantined": done.bad.num_rows}
         if done.bad.num_rows:
             self._storage.write(join(self.uri, self.quarantine_name(part.index)), encoded(done.bad, facts=facts))
@@ -91,7 +91,7 @@ class Output:
         return {int(name[len(head) : -len(tail)]) for name in names if name.startswith(head) and name.endswith(tail)}
 
     def record(self, index: int) -> Record:
-        """What is known of a part that is there. Its writer may have died before it wrote that down; it is made good."""
+        """What is known of a part that is there; found out anew if its writer died before it wrote that down."""
         try:
             return Record(**json.loads(self._storage.read(self._record_uri(index)).data))
         except NotFoundError:

@@ -35,7 +35,7 @@ class Span:
 
 
 def part_rows(rows: Rows, *, most: int, batch_rows: int, replicas: int) -> int:
-    """Rows of a part: whole batches, at most ``most``, fewer where rows are large or so few that replicas would idle."""
+    """Rows of a part: whole batches, at most ``most``, fewer where rows are large or replicas would be left idle."""
     by_size = int(_PART_BYTES / max(1.0, rows.largest_row_bytes))
     by_share = -(-rows.num_rows // (_PARTS_PER_REPLICA * replicas))
     return max(1, min(most, by_size, max(by_share, batch_rows)) // batch_rows) * batch_rows

@@ -33,6 +33,7 @@ class Replica:
     def __init__(self, rows: Rows, output: Output, task: Task, *, bad_rows: BadRowRule) -> None:
         self._reader = Reader(rows)
         self._reading = threading.Lock()
+        self._carried = rows.carried
         self._output = output
         self._task = task
         self._bad_rows = bad_rows
@@ -50,9 +51,8 @@ class Replica:
         if reason is not None and self._bad_rows == "fail":
             raise DataError(f"a bad row: {reason}", hint='output.bad_rows = "quarantine" writes such rows apart')
         new = fit_new(worked.columns, self._output.agree(worked.columns.schema))
-        record = self._output.commit(
-            PartRows(part=part, good=_with_new(rows, worked.good, new), bad=_bad(rows, worked))
-        )
+        good = _with_new(rows.select([*ROW_ID.names, *self._carried]), worked.good, new)
+        record = self._output.commit(PartRows(part=part, good=good, bad=_bad(rows, worked)))
         return Done(record=record, tokens=worked.tokens, reason=reason)
 
 

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tpuctl.errors import DataError, StorageError
-from tpuctl.infer.columns import carried_schema
+from tpuctl.infer.columns import one_schema
+from tpuctl.plan.infer_schema import InferDataPlan
 from tpuctl.storage import open_storage
 from tpuctl.storage.arrow import arrow_filesystem
 from tpuctl.train.data.listing import ListedFile, list_files
@@ -43,13 +44,14 @@ class InputFile:
 class Rows:
     """The rows of a dataset in the order of its files, as many as are wanted.
 
-    ``schema`` is that of the carried columns, the same for every file. ``fingerprint`` depends on the files' names below
-    the dataset's root and on their versions.
+    ``schema`` is that of the columns that are read, the same for every file; ``carried`` are those of them that the
+    output has too. ``fingerprint`` depends on the files' names below the dataset's root and on their versions.
     """
 
     uri: str
     files: tuple[InputFile, ...]
     schema: pa.Schema
+    carried: tuple[str, ...]
     num_rows: int
     fingerprint: str
 
@@ -70,24 +72,26 @@ class Rows:
         return max(sizes, default=0.0)
 
 
-def open_rows(uri: str, *, columns: tuple[str, ...] = (), limit: int | None = None) -> Rows:
-    """Index the dataset: list it, read all footers, find one schema for the columns that are carried.
+def open_rows(data: InferDataPlan, *, needed: Iterable[str] = ()) -> Rows:
+    """Index the dataset: list it, read all footers, find one schema for the columns that are carried or ``needed``.
 
     Raises:
         DataError: nothing there, a file that is no parquet, a column that is missing or differs between files.
         StorageError: a place we can't read from.
     """
-    listed = list_files(uri)
+    listed = list_files(data.uri)
     with ThreadPoolExecutor(max_workers=_FOOTER_THREADS) as pool:
         found = list(pool.map(_index, listed))
     files = tuple(file for file, _ in found)
-    schema = carried_schema([(file.path, file_schema, file.keys) for file, file_schema in found], columns=columns)
+    columns = tuple(dict.fromkeys([*data.columns, *needed])) if data.columns else ()
+    schema = one_schema([(file.path, file_schema, file.keys) for file, file_schema in found], columns=columns)
     total = sum(sum(file.group_rows) for file in files)
     return Rows(
-        uri=uri,
+        uri=data.uri,
         files=files,
         schema=schema,
-        num_rows=total if limit is None else min(limit, total),
+        carried=data.columns or tuple(schema.names),
+        num_rows=total if data.limit is None else min(data.limit, total),
         fingerprint=_digest([(file.name, file.version, file.group_rows) for file in files]),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,9 +25,6 @@ class Worked:
 
 class Task(Protocol):
     """Work on rows. May be called from several threads; what must not happen side by side it guards itself."""
-
-    def columns(self) -> Iterable[str]:
-        """The columns it needs to be given."""
 
     def work(self, rows: pa.Table) -> Worked:
         """The new columns of these rows. A row that can't be worked on is a bad one, never an exception.

@@ -1,4 +1,4 @@
-"""What work an output folder holds: input, task and cut. Two jobs may share a folder's parts only if these are equal."""
+"""What work an output folder holds: which input, which task. Two jobs may share parts only if these are equal."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def work_of(plan: InferJob, rows: Rows) -> Work:
     return Work(
         uri=rows.uri,
         fingerprint=rows.fingerprint,
-        columns=tuple(rows.schema.names),
+        columns=rows.carried,
         rows=kept,
         dropped=rows.num_rows - kept,
         task=json.loads(json.dumps(asdict(task))),
