@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -53,13 +54,15 @@ class CustomTask:
         usable = np.array([row for row in range(rows.num_rows) if row not in inputs.bad], np.int64)
         bad = dict(inputs.bad)
         with self._turn:
+            began = time.monotonic()
             batches = [usable[at : at + self._batch_rows] for at in range(0, len(usable), self._batch_rows)]
             tables = [table for batch in batches for table in self._batch(inputs, batch, bad)]
             if not tables:
                 # What columns there would be is known to the function alone.
                 tables = [self._call(inputs, usable[:0])]
+            busy = time.monotonic() - began
         good = np.array([row for row in usable if row not in bad], np.int64)
-        return Worked(columns=_concatenated(tables), good=good, bad=tuple(sorted(bad.items())))
+        return Worked(columns=_concatenated(tables), good=good, bad=tuple(sorted(bad.items())), busy_seconds=busy)
 
     def _batch(self, inputs: Inputs, numbers: np.ndarray, bad: dict[int, str]) -> list[pa.Table]:
         """The new columns of these rows; where the function raises, of each half of them."""

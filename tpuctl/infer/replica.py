@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +21,16 @@ from tpuctl.plan.infer_schema import BadRowRule
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Done:
-    """A part that is done. ``reason`` is that of its first bad row."""
+    """A part that is done. ``reason`` is that of its first bad row.
+
+    It took ``seconds`` from being given to being written; for ``busy_seconds`` of them the task had the devices.
+    """
 
     record: Record
     tokens: int
     reason: str | None
+    seconds: float
+    busy_seconds: float
 
 
 class Replica:
@@ -44,6 +50,7 @@ class Replica:
         Raises:
             DataError: a file can't be read; or a row is bad and that is to fail the job.
         """
+        began = time.monotonic()
         with self._reading:
             rows = self._reader.read(part)
         worked = self._task.work(rows)
@@ -53,7 +60,13 @@ class Replica:
         new = fit_new(worked.columns, self._output.agree(worked.columns.schema))
         good = _with_new(rows.select([*ROW_ID.names, *self._carried]), worked.good, new)
         record = self._output.commit(PartRows(part=part, good=good, bad=_bad(rows, worked)))
-        return Done(record=record, tokens=worked.tokens, reason=reason)
+        return Done(
+            record=record,
+            tokens=worked.tokens,
+            reason=reason,
+            seconds=time.monotonic() - began,
+            busy_seconds=worked.busy_seconds,
+        )
 
 
 def _with_new(rows: pa.Table, good: np.ndarray, new: pa.Table) -> pa.Table:

@@ -14,13 +14,15 @@ class Worked:
     """What became of some rows.
 
     ``columns`` are the new ones, a row for each number in ``good``; ``bad`` has the number and the reason of each other
-    row. Both are in ascending order and numbers count from 0 within the rows given.
+    row. Both are in ascending order and numbers count from 0 within the rows given. ``busy_seconds`` is how long the
+    devices were at it.
     """
 
     columns: pa.Table
     good: np.ndarray
     bad: tuple[tuple[int, str], ...]
     tokens: int = 0
+    busy_seconds: float = 0.0
 
 
 class Task(Protocol):
