@@ -28,7 +28,7 @@ class Command:
 
     def __init__(self, *, state_dir: Path, cwd: Path) -> None:
         self.state_dir = state_dir
-        self._cwd = cwd
+        self.cwd = cwd
         dropped = ("RAY_", "TPUCTL_", "JAX_", "XLA_")
         kept = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
         self._environ = {**kept, "TPUCTL_STATE_DIR": str(state_dir), "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -48,7 +48,7 @@ class Command:
         """Start and leave running."""
         return subprocess.Popen(
             [sys.executable, "-m", "tpuctl", *map(str, words)],
-            cwd=self._cwd,
+            cwd=self.cwd,
             env=self._environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
