@@ -19,7 +19,9 @@ def test_masked_stream_writes_lines_without_the_secrets_and_keeps_the_rest() -> 
     stream = MaskedStream(inner, Masker(["hf_test123"]))
     print("(RayTrainWorker pid=7) token=hf_test123 done", file=stream)
     assert inner.getvalue() == "(RayTrainWorker pid=7) token=*** done\n"
-    assert stream.getvalue() == inner.getvalue()
+    stream.writelines(["hf_test123\n", "plain\n"])
+    assert inner.getvalue().endswith("***\nplain\n")
+    assert (stream.writable(), stream.readable(), stream.isatty()) == (True, False, False)
 
 
 def test_driver_whose_entrypoint_prints_a_secret_prints_stars(tmp_path: Path) -> None:
