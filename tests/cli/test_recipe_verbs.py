@@ -65,12 +65,13 @@ def test_check_in_json_gives_notes(capsys) -> None:
     assert "chips_per_host = 4" in document["notes"][0]
 
 
-def test_init_writes_a_recipe_that_checks_and_never_overwrites(capsys, tmp_path) -> None:
+@pytest.mark.parametrize("kind", ["train", "custom"])
+def test_init_writes_a_recipe_that_checks_and_never_overwrites(capsys, tmp_path, kind) -> None:
     path = tmp_path / "new.toml"
-    assert run(["init", "train", str(path)]) == 0
+    assert run(["init", kind, str(path)]) == 0
     assert run(["check", str(path)]) == 0
     text = path.read_text()
-    assert run(["init", "train", str(path)]) == 2
+    assert run(["init", kind, str(path)]) == 2
     assert path.read_text() == text
     assert "never overwrites" in capsys.readouterr().err
 
@@ -97,6 +98,47 @@ def test_init_of_a_kind_that_is_not_built_says_so(kind, capsys) -> None:
 def test_init_into_a_missing_folder_says_so(capsys, tmp_path) -> None:
     assert run(["init", "train", str(tmp_path / "no" / "x.toml")]) == 2
     assert "can't be written" in capsys.readouterr().err
+
+
+CUSTOM = """\
+kind = "custom"
+[slice]
+accelerator = "v6e"
+topology = "2x2"
+[job]
+entrypoint = "ring:main"
+working_directory = "."
+"""
+
+
+@pytest.mark.parametrize(
+    "words", [["python train.py --name 'a b'"], ["python", "train.py", "--name", "a b"]], ids=["one word", "words"]
+)
+def test_run_with_a_command_runs_it_in_place_of_the_recipes(capsys, tmp_path, words) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text(CUSTOM)
+    assert run(["run", str(path), "--dry-run", "-o", "json", "--", *words]) == 0
+    work = json.loads(capsys.readouterr().out)["work"]
+    assert (work["command"], work["function"]) == (["python", "train.py", "--name", "a b"], None)
+
+
+def test_run_of_a_script_that_is_missing_says_so_before_a_cluster_is_looked_for(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.toml").write_text(CUSTOM)
+    assert run(["run", "r.toml", "--cluster", "http://localhost:1", "--", "python", "gone.py"]) == 2
+    assert "gone.py: the job refers to it" in capsys.readouterr().err
+
+
+def test_train_of_a_custom_recipe_names_the_right_verb(capsys, tmp_path) -> None:
+    (tmp_path / "r.toml").write_text(CUSTOM)
+    assert run(["train", str(tmp_path / "r.toml")]) == 2
+    assert "tpuctl run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("option", "value"), [("--wait", "soon"), ("--cluster", "ray://head:1")])
+def test_dry_run_refuses_an_option_that_would_be_refused_later(capsys, option, value) -> None:
+    assert run(["train", SMOKE, "--dry-run", option, value]) == 2
+    assert value in capsys.readouterr().err
 
 
 def test_slices_lists_both_machines_of_2x4(capsys) -> None:

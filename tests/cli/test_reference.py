@@ -22,6 +22,7 @@ FLAGS = {
     "jobs show": {"--cluster", "--output"},
     "logs": {"--cluster", "--follow", "--host", "--output", "--tail"},
     "plan": {"--output", "--set"},
+    "run": {"--cluster", "--detach", "--dry-run", "--output", "--quiet", "--set", "--wait"},
     "schema": set(),
     "slices": {"--output"},
     "stop": {"--cluster", "--no-wait", "--output", "--quiet", "--wait"},

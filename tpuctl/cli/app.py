@@ -17,6 +17,7 @@ from tpuctl.cli.init import init
 from tpuctl.cli.jobs import jobs
 from tpuctl.cli.logs import logs
 from tpuctl.cli.plan import plan
+from tpuctl.cli.run import run as run_recipe
 from tpuctl.cli.schema import schema
 from tpuctl.cli.slices import slices
 from tpuctl.cli.stop import stop
@@ -45,7 +46,7 @@ def version() -> None:
     console.out(__version__)
 
 
-for _verb in (train, plan, check, init, schema, slices, logs, stop):
+for _verb in (train, run_recipe, plan, check, init, schema, slices, logs, stop):
     app.command()(_verb)
 app.add_typer(jobs, name="jobs")
 app.add_typer(cluster.app, name="cluster")

@@ -16,11 +16,9 @@ class RecipeKind(StrEnum):
     """What a recipe can run."""
 
     train = "train"
+    custom = "custom"
     infer = "infer"
     serve = "serve"
-
-
-_AVAILABLE = (RecipeKind.train,)
 
 
 def init(
@@ -31,10 +29,11 @@ def init(
 ) -> None:
     """Write a recipe with every key explained. Never overwrites a file."""
     from tpuctl.recipe.reference import commented_recipe
+    from tpuctl.recipe.schema import RECIPES
 
-    if kind not in _AVAILABLE:
-        raise UsageError(f"{kind} recipes are not available yet", hint=f"available: {', '.join(_AVAILABLE)}")
-    text = commented_recipe(kind)
+    if kind.value not in RECIPES:
+        raise UsageError(f"{kind} recipes are not available yet", hint=f"available: {', '.join(RECIPES)}")
+    text = commented_recipe(kind.value)
     if path is None or str(path) == "-":
         console.out(text.rstrip("\n"))
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import tomllib
 from typing import Any
 
@@ -45,6 +46,8 @@ def parse_text(key: Key, text: str) -> Any:
     stripped = text.strip()
     if key.type in ("str", "choice"):
         return check_value(key, _unquoted(stripped))
+    if key.type == "command" and not stripped.startswith("["):
+        return check_value(key, stripped)
     if key.type == "list" and not stripped.startswith("["):
         return check_value(key, [part.strip() for part in stripped.split(",") if part.strip()])
     if key.type == "float" and _reads_as_number(stripped):
@@ -162,6 +165,23 @@ def _check_list(key: Key, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _check_command(key: Key, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        try:
+            words = shlex.split(value)
+        except ValueError as error:
+            raise BadValueError(f"can't be cut into words: {str(error).lower()}", hint="close it") from None
+    elif isinstance(value, list) and all(isinstance(word, str) for word in value):
+        words = value
+    else:
+        raise _wrong(key, value, hint=f'write {key.name} = "…" or {key.name} = ["…", "…"]')
+    if not words or not words[0].strip():
+        raise BadValueError("names no program", hint="the first word is the program")
+    if any("\0" in word for word in words):
+        raise BadValueError("must not have NUL characters")
+    return tuple(words)
+
+
 def _check_map(key: Key, value: Any) -> dict[str, str]:
     if not isinstance(value, dict):
         raise _wrong(key, value, hint=f'write [{key.path}] and under it NAME = "value"')
@@ -244,6 +264,7 @@ _WORDS = {
     "duration": "a duration (seconds, or a string such as '90s', '30m', '2h')",
     "list": "a list of strings",
     "map": "a table of strings",
+    "command": "a command line, or a list of its words",
 }
 _CHECKS = {
     "int": _check_int,
@@ -254,4 +275,5 @@ _CHECKS = {
     "duration": _check_duration,
     "list": _check_list,
     "map": _check_map,
+    "command": _check_command,
 }
