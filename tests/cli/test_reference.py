@@ -17,7 +17,7 @@ FLAGS = {
     "cluster ls": {"--output", "--quiet"},
     "cluster status": {"--cluster", "--output", "--quiet"},
     "cluster up": {"--accelerator", "--cpus", "--name", "--output", "--quiet", "--slices", "--topology"},
-    "init": set(),
+    "init": {"--output"},
     "jobs ls": {"--cluster", "--output", "--quiet"},
     "jobs show": {"--cluster", "--output"},
     "logs": {"--cluster", "--follow", "--host", "--output", "--tail"},
@@ -27,7 +27,7 @@ FLAGS = {
     "slices": {"--output"},
     "stop": {"--cluster", "--no-wait", "--output", "--quiet", "--wait"},
     "train": {"--cluster", "--detach", "--dry-run", "--output", "--quiet", "--set", "--wait"},
-    "version": set(),
+    "version": {"--output"},
 }
 
 

@@ -125,16 +125,20 @@ def test_train_one_host_same_recipe_same_losses_as_two(
     assert losses(recipe) == pytest.approx(losses(unbroken[0]), abs=1e-5)
 
 
-def test_train_worker_killed_midway_restarts_and_repeats_the_unbroken_run_bit_for_bit(
+def test_train_host_preempted_then_one_killed_repeats_the_unbroken_run_bit_for_bit_and_spends_one_failure(
     tpuctl: Command, make_recipe: Callable[..., Path], unbroken: tuple[Path, Done]
 ) -> None:
-    recipe = make_recipe("killed", hosts=2)
+    recipe = make_recipe("killed", hosts=2, job="max_failures = 1")
     process = tpuctl.start("train", recipe)
+    wait_for_step(recipe, 2, process=process)
+    os.kill(worker_of(tpuctl, host=1), signal.SIGTERM)
     wait_for_step(recipe, 22, process=process)
     os.kill(worker_of(tpuctl, host=1), signal.SIGKILL)
     out, err = process.communicate(timeout=180)
     assert process.returncode == 0, out + err
-    assert "restart 1" in out
+    assert "(host about to be preempted)" in out, out + err
+    assert "restart 1 from there, not counted as a failure" in out
+    assert "restart 2 from the last checkpoint" in out
     assert "resuming from step 20" in out
     assert losses(recipe) == losses(unbroken[0])
     assert_same_checkpoint(recipe, unbroken[0], step=STEPS)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tpuctl.cli import console
 from tpuctl.cli.options import Output, OutputOption, RecipeArgument, SetOption
+from tpuctl.errors import UsageError
 
 if TYPE_CHECKING:
     from tpuctl.plan.schema import Plan, TrainingPlan, WorkPlan
@@ -29,7 +30,7 @@ def show(plan: Plan, output: Output) -> None:
     if output is Output.json:
         console.print_json(plan_to_json(decided))
     else:
-        console.out(describe(decided))
+        console.out(console.printable(describe(decided)))
 
 
 def resolve_recipe(recipe: Path, overrides: Sequence[str]) -> Plan:
@@ -37,7 +38,19 @@ def resolve_recipe(recipe: Path, overrides: Sequence[str]) -> Plan:
     from tpuctl.plan.resolve import resolve
     from tpuctl.recipe.load import load_recipe
 
-    return resolve(load_recipe(recipe, overrides=overrides), environ=os.environ, cwd=Path.cwd())
+    return resolve(load_recipe(recipe, overrides=overrides), environ=os.environ, cwd=current_directory())
+
+
+def current_directory() -> Path:
+    """Where relative paths of a recipe start.
+
+    Raises:
+        UsageError: it has been deleted.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the current directory has been deleted", hint="cd to one that exists") from None
 
 
 def describe(plan: Plan) -> str:

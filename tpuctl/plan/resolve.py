@@ -200,13 +200,13 @@ def _decay_steps(recipe: TrainingRecipe, warmup: int, findings: Findings) -> int
 
 def _check_cadence(recipe: TrainingRecipe, data: DataPlan, findings: Findings) -> None:
     train, steps = recipe.train, recipe.train.steps
-    if data.eval_uri is None:
+    if data.eval_uri is None and not findings.has("data.uri", "data.eval_uri"):
         if train.eval_every:
             findings.refuse("train.eval_every", "there is no held-out text to evaluate on", "set data.eval_uri")
         for gate in ("max_eval_loss", "max_bits_per_byte"):
             if getattr(recipe.expect, gate) is not None:
                 findings.refuse(f"expect.{gate}", "there is no held-out text to judge by", "set data.eval_uri")
-    elif train.eval_every > steps:
+    if data.eval_uri is not None and train.eval_every > steps:
         findings.notes.append(f"train.eval_every = {train.eval_every}: evaluated once, after step {steps}")
     if recipe.checkpoint.every > steps:
         findings.notes.append(f"checkpoint.every = {recipe.checkpoint.every}: saved once, after step {steps}")

@@ -16,6 +16,7 @@ _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)([dhms])")
 _UNIT_SECONDS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SHOWN = 60
+_LONGEST_SECONDS = 366 * 86_400
 
 
 class BadValueError(ValueError):
@@ -56,7 +57,7 @@ def parse_text(key: Key, text: str) -> Any:
         return check_value(key, _unquoted(stripped))
     try:
         value = tomllib.loads(f"value = {stripped.lower() if key.type == 'bool' else stripped}")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
+    except (ValueError, KeyError):  # TOML's own errors are ValueErrors, as is a number of thousands of digits
         value = stripped
     return check_value(key, value)
 
@@ -232,10 +233,13 @@ def parse_duration(text: str, *, option: str) -> float:
         UsageError: it is no duration, or not a positive one.
     """
     compact = text.replace(" ", "").lower()
+    duration = math.nan
     if _DURATION.fullmatch(compact):
-        return _sum_of_parts(compact)
-    if _reads_as_number(compact) and 0 <= float(compact) < math.inf:
-        return float(compact)
+        duration = _sum_of_parts(compact)
+    elif _reads_as_number(compact):
+        duration = float(compact)
+    if 0 <= duration <= _LONGEST_SECONDS:
+        return duration
     raise UsageError(f"{option}: expected {_WORDS['duration']}, got {text!r}")
 
 
