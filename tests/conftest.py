@@ -1,8 +1,10 @@
-"""Runs before any test imports JAX: eight virtual CPU devices, and never a chip."""
+"""Runs before any test imports JAX: eight virtual CPU devices, never a chip, and no program compiled twice."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +19,17 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+
+# Compiled programs, for the tests of this session and the processes they start; each session begins with none.
+PROGRAMS = os.environ.get("JAX_COMPILATION_CACHE_DIR") or tempfile.mkdtemp(prefix="tpuctl-test-programs-")
+OWNS_PROGRAMS = os.environ.get("JAX_COMPILATION_CACHE_DIR") is None
+os.environ["JAX_COMPILATION_CACHE_DIR"] = PROGRAMS
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+
+def pytest_unconfigure() -> None:
+    if OWNS_PROGRAMS:
+        shutil.rmtree(PROGRAMS, ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

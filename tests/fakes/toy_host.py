@@ -25,7 +25,7 @@ class Host:
 
     ``stop_at``: has ``reason`` to stop once that step is told. ``stall_before_save``: waits for a line on stdin
     before its first save. ``hang_in_commit``: the background save of that step never ends. ``fail_in_commit``: it
-    fails.
+    fails. ``hang_at``: stands still for ever once it has told that step.
     """
 
     host: int
@@ -39,6 +39,8 @@ class Host:
     stall_before_save: bool = False
     hang_in_commit: int | None = None
     fail_in_commit: int | None = None
+    hang_at: int | None = None
+    watchdog_seconds: float = 600.0
     checkpoint_timeout_seconds: float = 60.0
 
 
@@ -80,7 +82,15 @@ def run(host: Host) -> None:
     patch(host, run.task.checkpoints)
     import dataclasses
 
-    result = loop.run(dataclasses.replace(run.task, emit=Printed().append))
+    stop = run.task.stop
+
+    def hang() -> StopReason | None:
+        if host.hang_at is not None and run.told("step")[-1:] >= [host.hang_at]:
+            threading.Event().wait()
+        return stop()
+
+    task = dataclasses.replace(run.task, emit=Printed().append, stop=hang, watchdog_seconds=host.watchdog_seconds)
+    result = loop.run(task)
     print(f"result {result.step} {result.stopped}", flush=True)
 
 

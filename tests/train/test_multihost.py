@@ -252,6 +252,17 @@ def test_host_missing_at_a_save_is_named_in_bounded_time(fleet: Fleet) -> None:
     second.end()
 
 
+def test_hung_host_ends_the_attempt_on_all_with_a_reason(fleet: Fleet) -> None:
+    plan = {"train__steps": 100_000, "checkpoint__every": 0}
+    first, second = fleet.start(plan=plan, watchdog_seconds=4, per_host={0: {"hang_at": 2}})
+
+    assert (first.end(), second.end()) == (1, 1)
+    for number, host in enumerate((first, second)):
+        [reason] = host.told("failed", "reason")
+        assert f"host {number}: no step finished for 4 s after step" in reason
+    assert "Thread 0x" in first.log.read_text()
+
+
 def test_hosts_with_directories_of_their_own_are_refused_before_training(fleet: Fleet, tmp_path: Path) -> None:
     first, second = fleet.start(per_host={1: {"directory": str(tmp_path / "elsewhere")}})
 
