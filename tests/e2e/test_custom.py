@@ -32,7 +32,7 @@ chips_per_host = 8
 command = ["python", "job.py", "a b", "`id` $HOME it's\\n", "--config=configs/model.json"]
 working_directory = "own"
 [job.env]
-CODE = "0"
+CODE = "3"
 [job.secrets]
 HF_TOKEN = "hf_test123"
 """
@@ -57,12 +57,9 @@ def test_run_command_gets_its_words_files_and_secrets_and_its_exit_code_decides(
     (own / ".gitignore").write_text("*.json\n")
     recipe = tmp_path / "own-command.toml"
     recipe.write_text(RECIPE.replace('"own"', f'"{own}"'))
-    options = ("--set", f"run.directory={tmp_path / 'run'}")
-    done = tpuctl("run", recipe, *options)
-    assert done.code == 0, done.everything
+    done = tpuctl("run", recipe, "--set", f"run.directory={tmp_path / 'run'}")
     assert r'arguments ["a b", "`id` $HOME it' in done.out
     for line in ("file {}", "token there", "process 0 of 1", "said ***"):
         assert line in done.out, done.everything
-    failed = tpuctl("run", recipe, *options, "--set", "job.env.CODE=3")
-    assert failed.code == 1, failed.everything
-    assert "python: exit code 3" in failed.err
+    assert done.code == 1, done.everything
+    assert "python: exit code 3" in done.err
