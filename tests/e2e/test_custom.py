@@ -26,8 +26,7 @@ kind = "custom"
 name = "own-command"
 [slice]
 accelerator = "v6e"
-topology = "2x4"
-chips_per_host = 8
+topology = "2x2"
 [job]
 command = ["python", "job.py", "a b", "`id` $HOME it's\\n", "--config=configs/model.json"]
 working_directory = "own"
@@ -41,10 +40,11 @@ HF_TOKEN = "hf_test123"
 def test_run_shipped_recipe_calls_the_function_on_the_joined_slice(tpuctl: Command, tmp_path: Path) -> None:
     text = (ROOT / "recipes" / "custom.toml").read_text().replace("recipes/custom", str(ROOT / "recipes" / "custom"))
     (tmp_path / "custom.toml").write_text(text)
-    done = tpuctl("run", tmp_path / "custom.toml", "--set", f"run.directory={tmp_path / 'run'}")
+    smaller = ("--set", "slice.topology=2x2", "--set", "slice.chips_per_host=unset")
+    done = tpuctl("run", tmp_path / "custom.toml", *smaller, "--set", f"run.directory={tmp_path / 'run'}")
     assert done.code == 0, done.everything
-    assert "joined  1 of 1 hosts, 8 devices each (simulated: CPU)" in done.out
-    assert "host 0 of 1: the devices add up to 28, expected 28" in done.out
+    assert "joined  1 of 1 hosts, 4 devices each (simulated: CPU)" in done.out
+    assert "host 0 of 1: the devices add up to 6, expected 6" in done.out
 
 
 def test_run_command_gets_its_words_files_and_secrets_and_its_exit_code_decides(

@@ -145,17 +145,17 @@ def join(joining: _Joining) -> None:
     """
     os.environ.setdefault("JAX_PLATFORMS", "tpu")
     os.environ.update(joining.slice_environment)
-    heed_sigterm()
     import jax
 
-    if joining.processes == 1:
-        return
-    jax.distributed.initialize(
-        joining.coordinator,
-        joining.processes,
-        joining.rank,
-        initialization_timeout=int(joining.timeout_seconds),
-    )
+    if joining.processes > 1:
+        jax.distributed.initialize(
+            joining.coordinator,
+            joining.processes,
+            joining.rank,
+            initialization_timeout=int(joining.timeout_seconds),
+        )
+    # Afterwards: joining hands the signal to JAX's own preemption service, which our loop does not ask.
+    heed_sigterm()
 
 
 def point_the_way(joining: _Joining) -> None:
