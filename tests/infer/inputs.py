@@ -21,7 +21,7 @@ from tpuctl.infer.replica import Replica
 from tpuctl.infer.rows import Rows, open_rows
 from tpuctl.infer.work import Work, work_of
 from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, TaskPlan
-from tpuctl.plan.schema import InferJob
+from tpuctl.plan.schema import InferencePlan
 
 Function = Callable[[dict[str, np.ndarray], np.ndarray], dict[str, Any]]
 
@@ -48,7 +48,7 @@ def doubled(batch: dict[str, np.ndarray], mask: np.ndarray) -> dict[str, Any]:
     return {"y": batch["x"] * 2}
 
 
-def job(uri: Path | str, output: Path | str, **changes: Any) -> InferJob:
+def job(uri: Path | str, output: Path | str, **changes: Any) -> InferencePlan:
     """An inference job; ``changes`` are fields of its data, task and output parts."""
 
     def changed(part: Any) -> Any:
@@ -56,7 +56,7 @@ def job(uri: Path | str, output: Path | str, **changes: Any) -> InferJob:
         return replace(part, **mine)
 
     sample = a_plan()
-    return InferJob(
+    return InferencePlan(
         kind="infer",
         entrypoint="x",
         tpuctl_version="0",
@@ -64,7 +64,7 @@ def job(uri: Path | str, output: Path | str, **changes: Any) -> InferJob:
         slice=replace(sample.slice, hosts=1, slices=1),
         job=sample.job,
         data=changed(InferDataPlan(uri=str(uri), columns=(), limit=None)),
-        task=changed(TaskPlan(kind="custom", function="m:f", inputs=(), batch_rows=4, ragged="pad")),
+        task=changed(TaskPlan(kind="custom", function="m:f", directory=None, inputs=(), batch_rows=4, ragged="pad")),
         output=changed(
             OutputPlan(uri=str(output), mode="resume", rows_per_part=8, bad_rows="quarantine", max_quarantine="100%")
         ),
@@ -74,7 +74,7 @@ def job(uri: Path | str, output: Path | str, **changes: Any) -> InferJob:
 class Job:
     """A job as its driver sees it, part by part."""
 
-    def __init__(self, plan: InferJob, function: Function = doubled) -> None:
+    def __init__(self, plan: InferencePlan, function: Function = doubled) -> None:
         self.plan = plan
         self.rows: Rows = open_rows(plan.data, needed=plan.task.inputs)
         self.work: Work = work_of(plan, self.rows)

@@ -6,7 +6,6 @@ missing to the hosts, and closes the output folder.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,21 +15,21 @@ from typing import Any
 import ray
 
 from tpuctl import __version__
-from tpuctl.entrypoints.attempt import HeldRun, Identity
+from tpuctl.entrypoints.attempt import HeldRun
 from tpuctl.entrypoints.corpus import dataset_uris
-from tpuctl.entrypoints.deadline import Deadline
+from tpuctl.entrypoints.driver import begin, bounded
 from tpuctl.entrypoints.emit import emit, emit_event
 from tpuctl.entrypoints.fleet import Fleet, FleetOptions
 from tpuctl.entrypoints.infer_host import CALLS_AT_ONCE, InferHost
 from tpuctl.entrypoints.reservation import reserved
-from tpuctl.entrypoints.stopping import forward_sigterm, stop_watch
+from tpuctl.entrypoints.stopping import stop_watch
 from tpuctl.infer.folder import Folder, finish, read_manifest, take_folder
 from tpuctl.infer.parts import Part, cut
 from tpuctl.infer.rows import Rows, open_parquet, open_rows
 from tpuctl.infer.tally import Tally, most_quarantined
 from tpuctl.infer.tasks import needed_columns
 from tpuctl.infer.work import work_of
-from tpuctl.plan.schema import InferJob, plan_to_json
+from tpuctl.plan.schema import InferencePlan, plan_to_json
 from tpuctl.runs.events import event
 from tpuctl.runs.record import EventsWriter
 from tpuctl.storage import join
@@ -40,21 +39,15 @@ FIRST_ROWS = 5
 _CELL = 60
 
 
-def main(plan: InferJob) -> int:
+def main(plan: InferencePlan) -> int:
     """Run one attempt of a batch inference job; the job's exit code.
 
     Raises:
         TpuctlError: The job failed for a reason we can name.
     """
-    started = time.monotonic()
-    os.environ.update(plan.job.env | plan.job.secrets)
-    ray.init(log_to_driver=True)
-    emit("phase", phase="driver", seconds=time.monotonic() - started)
-    identity = Identity.from_environ(os.environ)
-    with HeldRun(plan, identity, version=__version__) as run:
-        forward_sigterm(identity.submission_id)
-        with Deadline(plan.job, identity.submission_id):
-            run.ended("succeeded" if _run(plan, identity.submission_id) else "stopped")
+    identity = begin(plan)
+    with HeldRun(plan, identity, version=__version__) as run, bounded(plan, identity):
+        run.ended("succeeded" if _run(plan, identity.submission_id) else "stopped")
     return 0
 
 
@@ -62,14 +55,14 @@ def main(plan: InferJob) -> int:
 class _Assignment:
     """What is left to do, and the tally that counts it."""
 
-    plan: InferJob
+    plan: InferencePlan
     rows: Rows
     folder: Folder
     parts: dict[int, Part]
     tally: Tally
 
 
-def _run(plan: InferJob, job: str) -> bool:
+def _run(plan: InferencePlan, job: str) -> bool:
     """Do what is missing of the work; whether all of it is there now."""
     began = time.monotonic()
     rows = _rows(plan)
@@ -88,13 +81,13 @@ def _run(plan: InferJob, job: str) -> bool:
     return True
 
 
-def _rows(plan: InferJob) -> Rows:
+def _rows(plan: InferencePlan) -> Rows:
     directory = Path(plan.run.directory) / "dataset"
     uri = dataset_uris(plan.data.uri, eval_uri=None, directory=directory).train_uri
     return open_rows(replace(plan.data, uri=uri), needed=needed_columns(plan.task))
 
 
-def _assignment(plan: InferJob, rows: Rows, folder: Folder) -> _Assignment:
+def _assignment(plan: InferencePlan, rows: Rows, folder: Folder) -> _Assignment:
     work = folder.work
     most_bad = most_quarantined(plan.output.max_quarantine, rows=work.rows)
     tally = Tally(total=work.rows, most_bad=most_bad, started=time.monotonic())

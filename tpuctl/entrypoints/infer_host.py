@@ -16,7 +16,7 @@ from tpuctl.infer.rows import Rows
 from tpuctl.plan.schema import SlicePlan, plan_from_json
 
 if TYPE_CHECKING:
-    from tpuctl.plan.schema import InferJob
+    from tpuctl.plan.schema import InferencePlan
 
 # One part is read, one worked on, one written; one call more is left for questions.
 PARTS_AHEAD = 3
@@ -47,7 +47,7 @@ class InferHost:
         # Not at the top: the driver imports this file too, and must not touch the chips.
         from tpuctl.infer.tasks import task_of
 
-        job: InferJob = plan  # type: ignore[assignment]
+        job: InferencePlan = plan  # type: ignore[assignment]
         self._facts = _facts(job.slice, host=host, simulated=simulated)
         self._replica = Replica(rows, output, task_of(job.task, rows.schema), bad_rows=job.output.bad_rows)
 

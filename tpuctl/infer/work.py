@@ -9,7 +9,8 @@ from typing import Any
 
 from tpuctl.infer.parts import kept_rows, part_rows
 from tpuctl.infer.rows import Rows
-from tpuctl.plan.schema import InferJob
+from tpuctl.plan.infer_schema import TaskPlan
+from tpuctl.plan.schema import InferencePlan
 
 WORK_SCHEMA = "tpuctl.work/1"
 
@@ -48,7 +49,7 @@ class Work:
         return f"its task differs in {', '.join(changed)}"
 
 
-def work_of(plan: InferJob, rows: Rows) -> Work:
+def work_of(plan: InferencePlan, rows: Rows) -> Work:
     """The work a plan asks for.
 
     Raises:
@@ -61,11 +62,18 @@ def work_of(plan: InferJob, rows: Rows) -> Work:
         columns=rows.carried,
         rows=kept,
         dropped=rows.num_rows - kept,
-        task=json.loads(json.dumps(asdict(task))),
+        task=_task_facts(task),
         part_rows=part_rows(
             rows, most=plan.output.rows_per_part, batch_rows=task.batch_rows, replicas=plan.slice.total_hosts
         ),
     )
+
+
+def _task_facts(task: TaskPlan) -> dict[str, Any]:
+    """The task as JSON, but for where its module lay: the same work from another directory is the same work."""
+    facts: dict[str, Any] = json.loads(json.dumps(asdict(task)))
+    del facts["directory"]
+    return facts
 
 
 def work_to_json(work: Work) -> bytes:
