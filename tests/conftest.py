@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.gcs_emulator import Emulator, emulator
+from tests.fakes.gcs_process import GcsService, gcs_process
 from tpuctl.cluster.registry import Cluster, Registry
 from tpuctl.cluster.shape import SimulatedShape
 from tpuctl.cluster.simulated import down, up
@@ -26,23 +26,21 @@ os.environ.update({**client_env(None), "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "fal
 
 
 @pytest.fixture(scope="session")
-def gcs_service() -> Iterator[Emulator]:
+def gcs_service() -> Iterator[GcsService]:
     """The emulated Cloud Storage of this session."""
-    with emulator(BUCKET) as service:
+    with gcs_process(BUCKET) as service:
         yield service
 
 
 @pytest.fixture
-def gcs(gcs_service: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:
+def gcs(gcs_service: GcsService, monkeypatch: pytest.MonkeyPatch) -> GcsService:
     """The emulated Cloud Storage with one empty bucket, ``tpu-test``, no faults, and this process's clients bent there.
 
     Some clients look up the endpoint once and keep it, so all tests share one service.
     """
     for name, value in client_env(gcs_service.endpoint).items():
         monkeypatch.setenv(name, value)
-    gcs_service.buckets.create(BUCKET)
-    gcs_service.faults.clear()
-    gcs_service.tally.clear()
+    gcs_service.reset(BUCKET)
     return gcs_service
 
 

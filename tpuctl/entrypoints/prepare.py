@@ -10,7 +10,8 @@ from tpuctl.plan.schema import Plan
 from tpuctl.storage import join
 from tpuctl.text import Tokenizer
 from tpuctl.train.data.corpus import open_corpus
-from tpuctl.train.data.stream import Stream, TokenizerRef, eval_stream, prepare_tokenizer, train_stream
+from tpuctl.train.data.stream import Stream, eval_stream, prepare_tokenizer, train_stream
+from tpuctl.train.data.tokenizer_files import TokenizerRef
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,6 +27,7 @@ from tpuctl.entrypoints.trainer import make_trainer
 from tpuctl.errors import ExpectationError
 from tpuctl.plan.schema import ExpectPlan, Plan
 from tpuctl.storage import join
+from tpuctl.storage.access import require_writable
 from tpuctl.train.baselines import baselines
 
 
@@ -41,6 +42,8 @@ def main(plan: Plan) -> int:
     ray.init(log_to_driver=True)
     emit("phase", phase="driver", seconds=time.monotonic() - started)
     identity = Identity.from_environ(os.environ)
+    # Before the lease, which is the first thing written there, and long before a slice is reserved.
+    require_writable(plan.run.directory)
     with HeldRun(plan, identity, version=__version__) as run:
         forward_sigterm(identity.submission_id)
         with Deadline(plan.job, identity.submission_id):

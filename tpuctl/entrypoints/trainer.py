@@ -21,6 +21,8 @@ from ray.train.v2.jax import JaxTrainer
 from tpuctl.entrypoints.failures import ReasonedFailurePolicy
 from tpuctl.entrypoints.gang import GangConfig
 from tpuctl.plan.schema import Plan
+from tpuctl.storage import is_gcs
+from tpuctl.storage.arrow import arrow_filesystem
 
 _ENVIRONMENT = {
     # Prints are ours and reach the log once; Ray's patch would write them a second time.
@@ -43,6 +45,7 @@ def make_trainer(
         # Nobody preempts a simulated slice, and the watcher is one more process.
         os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
     reserved = plan.slice
+    filesystem, path = arrow_filesystem(storage)
     trainer = SliceTrainer(
         work,
         train_loop_config=dict(config),
@@ -61,7 +64,8 @@ def make_trainer(
         ),
         run_config=RunConfig(
             name="ray-train",
-            storage_path=storage,
+            storage_path=path,
+            storage_filesystem=filesystem if is_gcs(storage) else None,
             failure_config=FailureConfig(max_failures=plan.job.max_failures, controller_failure_limit=0),
             logging_config=LoggingConfig(log_level="WARNING"),
         ),

@@ -173,7 +173,8 @@ def process_client() -> storage.Client:
 def _new_client(at: str | None) -> storage.Client:
     if at is not None:
         os.environ.update(client_env(at))
-        return storage.Client(project="-", credentials=AnonymousCredentials(), client_options={"api_endpoint": at})
+        anonymous = AnonymousCredentials()  # type: ignore[no-untyped-call]
+        return storage.Client(project="-", credentials=anonymous, client_options={"api_endpoint": at})
     with _google(GCS):
         # Only listing and creating buckets would need a project, which a machine may not know.
         return storage.Client(project=None)
@@ -196,7 +197,8 @@ def _match(generation: str | None) -> int | None:
 
 
 def _crc32c(data: bytes) -> str:
-    return base64.b64encode(google_crc32c.Checksum(data).digest()).decode()
+    checksum: bytes = google_crc32c.Checksum(data).digest()  # type: ignore[no-untyped-call]
+    return base64.b64encode(checksum).decode()
 
 
 @contextmanager

@@ -195,9 +195,12 @@ class Checkpoints:
             CheckpointError: The save under way failed.
         """
         self.wait()
-        if self._orbax_checkpointer is not None:
-            self._orbax_checkpointer.close()
-            self._orbax_checkpointer = None
+        opened, self._orbax_checkpointer = self._orbax_checkpointer, None
+        try:
+            if opened is not None:
+                opened.close()
+        except STORAGE_ERRORS as error:
+            self._failure = self._failure or error
         self._raise_failure()
 
     def _raise_failure(self) -> None:
@@ -235,7 +238,7 @@ class Checkpoints:
             self._orbax_checkpointer.wait_until_finished()
             if jax.process_index() == 0:
                 for old in self._outdated(saved.step):
-                    (self.directory / str(old)).rmtree()
+                    steps_on_disk.remove(self.directory, old)
             self._completed.append(saved)
         except (*STORAGE_ERRORS, CheckpointError) as error:
             self._failure = error
