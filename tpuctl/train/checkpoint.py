@@ -70,16 +70,14 @@ class Checkpoints:
         self.directory = epath.Path(directory)
         self._notes: list[str] = []
         self._provenance = provenance
-        self._keep = keep
-        self._keep_best = keep_best
+        self._keep, self._keep_best = keep, keep_best
         self._timeout_seconds = timeout_seconds
         self._orbax_checkpointer: Any = None
         self._finishing: threading.Thread | None = None
         self._failure: Exception | None = None
         self._completed: deque[Saved] = deque()
         self._last_step: int | None = None
-        self._has_saved = False
-        self._meetings = 0
+        self._has_saved, self._meetings = False, 0
         threading.Thread(target=_orbax, name="import-orbax", daemon=True).start()
 
     def steps(self) -> list[int]:
