@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tpuctl.entrypoints.corpus import dataset_uris
 from tpuctl.entrypoints.emit import emit
-from tpuctl.plan.schema import Plan
+from tpuctl.plan.schema import TrainingPlan
 from tpuctl.storage import join
 from tpuctl.text import Tokenizer
 from tpuctl.train.data.corpus import open_corpus
@@ -26,7 +26,7 @@ class Text:
         return self.train.tokenizer.load()
 
 
-def prepare(plan: Plan) -> Text:
+def prepare(plan: TrainingPlan) -> Text:
     """The text of a plan.
 
     Raises:
