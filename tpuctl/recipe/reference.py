@@ -22,10 +22,11 @@ _INTRO = """\
 
 <!-- Written by `python -m tpuctl.recipe.reference > docs/recipe.md`; do not edit. -->
 
-A recipe is a TOML file that says what to run and on which slice: `kind = "train"` trains a model on text,
-`kind = "infer"` puts every row of a dataset through a task, `kind = "custom"` runs a command or function of your own. It is strict: an unknown key, a value
-of the wrong type or out of range and rules broken between keys are all reported before anything is contacted, each with
-file, line and remedy. Whole numbers are taken where a number is wanted; nothing else is converted.
+A recipe is a TOML file that says what to run and on which slice: `kind = "train"` trains a model on text, `kind =
+"infer"` puts every row of a dataset through a task, `kind = "custom"` runs a command or function of your own. It is
+strict: an unknown key, a value of the wrong type or out of range and rules broken between keys are all reported
+before anything is contacted, each with file, line and remedy. Whole numbers are taken where a number is wanted;
+nothing else is converted.
 
 - `tpuctl init train` writes a commented recipe, `tpuctl check` validates one, `tpuctl plan` shows what it amounts to.
 - `--set train.steps=50` overrides a key, its value typed by the key: text needs no quotes, lists are `a,b`, `none`
