@@ -72,7 +72,7 @@ def dataset_place(key: str, uri: str, *, here: Here, findings: Findings) -> str:
 
 def storage_place(key: str, uri: str, *, here: Here, findings: Findings) -> str:
     """An absolute place that can be written to."""
-    return _placed(key, uri, schemes=(), here=here, findings=findings)
+    return _placed(key, uri, here=here, findings=findings)
 
 
 def check_shared_storage(plan: Plan, *, simulated: bool, origin: Origin | None = None) -> None:
