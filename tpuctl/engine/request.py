@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -24,7 +23,6 @@ MAX_LOGIT_BIAS = 300
 MAX_STOP_IDS = 64
 MAX_SAMPLES = 128
 _MAX_SEED = 2**63 - 1
-_NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 
 class RequestError(TpuctlError):
@@ -86,7 +84,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default=_NO_BIAS)
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     max_tokens: int = 16
     min_tokens: int = 0
@@ -137,7 +135,7 @@ class Request:
 
     request_id: str
     prompt: tuple[int, ...]
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0
     adapter: str | None = None
     grammar: Grammar | None = None
