@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Float32, Int, Int32, UInt32
 
+from tpuctl.engine.batch import EXCLUDED
 from tpuctl.engine.request import MAX_LOGPROBS
 
-EXCLUDED = -1e30
 _BLOCK = 128  # tokens: the lanes of a TPU
 _BITS_PER_PASS = 3
 _PROBABILITY_BITS = 30  # probabilities are at most 1.0, whose bits are 0x3f800000

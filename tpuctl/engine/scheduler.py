@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tpuctl.engine.pages import PagePool, next_key, root_key
-from tpuctl.engine.request import Request
+from tpuctl.engine.request import Grammar, Request
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,9 +33,15 @@ class SchedulerOptions:
 class Sequence:
     """One sample of a request on its way."""
 
-    def __init__(self, request: Request, *, index: int, arrival: int, max_length: int) -> None:
+    def __init__(
+        self, request: Request, *, index: int, arrival: int, max_length: int, seed_words: tuple[int, int] = (0, 0)
+    ) -> None:
         self.request = request
         self.index = index
+        self.seed_words = seed_words
+        self.grammar: Grammar | None = (
+            request.grammar if index == 0 or request.grammar is None else request.grammar.fork()
+        )
         self.order = (request.priority, arrival, index)
         self.num_prompt = len(request.prompt)
         self.end = min(self.num_prompt + request.sampling.max_tokens, max_length)
@@ -77,12 +83,16 @@ class Sequence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """One sequence's part in a step: its tokens ``start`` to ``start + count`` and, if ``draws``, a new one."""
+    """One sequence's part in a step: its tokens ``start`` to ``start + count`` and, if ``draws``, a new one.
+
+    ``fresh``: its first since it got its slot.
+    """
 
     sequence: Sequence
     start: int
     count: int
     draws: bool
+    fresh: bool = False
 
 
 class Scheduler:
@@ -178,7 +188,7 @@ class Scheduler:
             insort(self.running, sequence)
             count = min(sequence.remaining, budget)
             budget -= count
-            yield _work(sequence, count)
+            yield _work(sequence, count, fresh=True)
 
     def _first_waiting(self) -> Sequence | None:
         while self._waiting and self._waiting[0].gone:
@@ -230,13 +240,14 @@ class Scheduler:
 
 
 def _can_go_on(sequence: Sequence) -> bool:
-    if sequence.request.grammar is not None and sequence.num_pending:
+    if sequence.grammar is not None and sequence.num_pending:
         return False  # what may come next depends on a token that only the device knows
     return sequence.remaining > 0 and sequence.length < sequence.end
 
 
-def _work(sequence: Sequence, count: int) -> Work:
-    return Work(sequence=sequence, start=sequence.num_computed, count=count, draws=count == sequence.remaining)
+def _work(sequence: Sequence, count: int, *, fresh: bool = False) -> Work:
+    draws = count == sequence.remaining
+    return Work(sequence=sequence, start=sequence.num_computed, count=count, draws=draws, fresh=fresh)
 
 
 def _is_prefill(work: Work) -> bool:

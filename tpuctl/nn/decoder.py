@@ -38,6 +38,8 @@ class ForwardOptions:
     dropout: float = 0.0
     dropout_keys: Key[Array, " b"] | None = None
     partition: Partition = WHOLE
+    unroll: bool = False
+    """Whether the layers stand one after the other in the program, instead of as one that runs many times."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,7 +157,8 @@ class Decoder(nnx.Module):
             around = _Surroundings(rotary=turn, view=view, attend=attend, options=inside)
             return nnx.merge(graph, params)(*carry, around), None
 
-        (x, state), _ = lax.scan(rematerialised(layer, options.remat), (x, state), (stacked, self._views()))
+        body, layers = rematerialised(layer, options.remat), (stacked, self._views())
+        (x, state), _ = lax.scan(body, (x, state), layers, unroll=options.unroll or 1)
         return options.partition.gather_sequence(self.final_norm(x)), state
 
     def head_matrix(self, *, partition: Partition) -> Float[Array, "d v_shard"]:

@@ -1,0 +1,101 @@
+"""Weights where and how the engine wants them: cast, sharded over ``tensor``, laid out for the device's products."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh
+
+from tpuctl.mesh import MeshError, named_sharding
+from tpuctl.modelspec import ModelSpec
+from tpuctl.nn.params import ParamTree, logical_axes
+
+_BACK = ("out", "down")  # used transposed as they are: see ``nn.layers.project_back``
+
+
+def with_kv_heads_for(spec: ModelSpec, params: ParamTree, *, tensor: int) -> tuple[ModelSpec, ParamTree]:
+    """The same model with each key and value head repeated until every ``tensor`` device has one of its own.
+
+    Query head ``i`` reads key head ``i // (heads / kv_heads)``, so repeating heads in place changes no result.
+
+    Raises:
+        MeshError: Neither of the two numbers divides the other, or the query heads do not divide.
+    """
+    if spec.num_kv_heads % tensor == 0:
+        return spec, params
+    if tensor % spec.num_kv_heads or spec.num_heads % tensor:
+        raise MeshError(
+            f"{spec.num_heads} heads with {spec.num_kv_heads} key heads do not divide over {tensor} tensor devices"
+        )
+    times = tensor // spec.num_kv_heads
+    axes = logical_axes(spec)
+
+    def repeated(leaf: Any, names: tuple[str, ...]) -> Any:
+        if "kv_heads" not in names:
+            return leaf
+        return jnp.repeat(leaf, times, axis=names.index("kv_heads"))
+
+    wider = jax.tree.map(repeated, params, axes, is_leaf=lambda node: isinstance(node, tuple))
+    return replace(spec, num_kv_heads=tensor), wider
+
+
+def place(spec: ModelSpec, params: ParamTree, *, mesh: Mesh, dtype: Any) -> ParamTree:
+    """Each weight in ``dtype``, in shards by its logical axes."""
+
+    def placed(leaf: Any, names: tuple[str, ...]) -> Array:
+        return jax.device_put(jnp.asarray(leaf, dtype), named_sharding(mesh, names, shape=leaf.shape))
+
+    tree: ParamTree = jax.tree.map(placed, params, logical_axes(spec), is_leaf=lambda node: isinstance(node, tuple))
+    return tree
+
+
+def unstacked(spec: ModelSpec, params: ParamTree) -> ParamTree:
+    """Every layer's weights as arrays of their own, matrices with the contracted dimension last.
+
+    For XLA on CPU: a layer cut out of the stack would be copied before each product, three times the traffic of a
+    product with one row, and its matrix products are fastest when both sides are contracted along their last
+    dimension. ``stacked`` undoes it inside the jitted step, where it costs nothing.
+    """
+    axes = logical_axes(spec)
+
+    def separate(path: tuple[Any, ...], names: tuple[str, ...], leaf: Array) -> list[Any]:
+        flat = names[1] == "embed" and path[-1].key not in _BACK
+        return [_flat(leaf[i]) if flat else leaf[i] for i in range(leaf.shape[0])]
+
+    layers = jax.tree_util.tree_map_with_path(
+        separate, axes["layers"], params["layers"], is_leaf=lambda node: isinstance(node, tuple)
+    )
+    head = {"head": _flat(params["head"])} if "head" in params else {}
+    return params | head | {"layers": layers}
+
+
+def stacked(separate: ParamTree, *, like: ParamTree) -> ParamTree:
+    """The tree that ``unstacked`` was made from; ``like`` has its shapes."""
+    layers = jax.tree.map(
+        lambda shape, parts: jnp.stack([_shaped(part, shape.shape[1:]) for part in parts]),
+        like["layers"],
+        separate["layers"],
+    )
+    head = {"head": _shaped(separate["head"], like["head"].shape)} if "head" in separate else {}
+    return separate | head | {"layers": layers}
+
+
+class _Flat(tuple[Array]):
+    """Marks a matrix stored as ``[columns, d]``."""
+
+
+def _flat(weight: Array) -> _Flat:
+    matrix = weight.reshape(weight.shape[0], -1).T
+    return _Flat((jax.device_put(np.ascontiguousarray(matrix), weight.sharding),))
+
+
+def _shaped(part: Any, shape: tuple[int, ...]) -> Array:
+    return part[0].T.reshape(shape) if isinstance(part, _Flat) else part
+
+
+jax.tree_util.register_pytree_node(_Flat, lambda flat: (tuple(flat), None), lambda _, parts: _Flat(parts))
