@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,46 +10,25 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from tpuctl.mesh import MeshError, named_sharding
+from tpuctl.mesh import named_sharding
 from tpuctl.modelspec import ModelSpec
 from tpuctl.nn.params import ParamTree, logical_axes
 
 _BACK = ("out", "down")  # used transposed as they are: see ``nn.layers.project_back``
 
 
-def with_kv_heads_for(spec: ModelSpec, params: ParamTree, *, tensor: int) -> tuple[ModelSpec, ParamTree]:
-    """The same model with each key and value head repeated until every ``tensor`` device has one of its own.
-
-    Query head ``i`` reads key head ``i // (heads / kv_heads)``, so repeating heads in place changes no result.
+def place(spec: ModelSpec, params: ParamTree, *, mesh: Mesh, dtype: Any) -> ParamTree:
+    """Each weight in ``dtype``, in shards by its logical axes.
 
     Raises:
-        MeshError: Neither of the two numbers divides the other, or the query heads do not divide.
+        MeshError: A dimension does not divide over the mesh.
     """
-    if spec.num_kv_heads % tensor == 0:
-        return spec, params
-    if tensor % spec.num_kv_heads or spec.num_heads % tensor:
-        raise MeshError(
-            f"{spec.num_heads} heads with {spec.num_kv_heads} key heads do not divide over {tensor} tensor devices"
-        )
-    times = tensor // spec.num_kv_heads
-    axes = logical_axes(spec)
-
-    def repeated(leaf: Any, names: tuple[str, ...]) -> Any:
-        if "kv_heads" not in names:
-            return leaf
-        return jnp.repeat(leaf, times, axis=names.index("kv_heads"))
-
-    wider = jax.tree.map(repeated, params, axes, is_leaf=lambda node: isinstance(node, tuple))
-    return replace(spec, num_kv_heads=tensor), wider
-
-
-def place(spec: ModelSpec, params: ParamTree, *, mesh: Mesh, dtype: Any) -> ParamTree:
-    """Each weight in ``dtype``, in shards by its logical axes."""
 
     def placed(leaf: Any, names: tuple[str, ...]) -> Array:
         return jax.device_put(jnp.asarray(leaf, dtype), named_sharding(mesh, names, shape=leaf.shape))
 
-    tree: ParamTree = jax.tree.map(placed, params, logical_axes(spec), is_leaf=lambda node: isinstance(node, tuple))
+    axes = logical_axes(spec, tensor=mesh.shape["tensor"])
+    tree: ParamTree = jax.tree.map(lambda names, leaf: placed(leaf, names), axes, params, is_leaf=_is_axes)
     return tree
 
 
@@ -67,9 +45,7 @@ def unstacked(spec: ModelSpec, params: ParamTree) -> ParamTree:
         flat = names[1] == "embed" and path[-1].key not in _BACK
         return [_flat(leaf[i]) if flat else leaf[i] for i in range(leaf.shape[0])]
 
-    layers = jax.tree_util.tree_map_with_path(
-        separate, axes["layers"], params["layers"], is_leaf=lambda node: isinstance(node, tuple)
-    )
+    layers = jax.tree_util.tree_map_with_path(separate, axes["layers"], params["layers"], is_leaf=_is_axes)
     head = {"head": _flat(params["head"])} if "head" in params else {}
     return params | head | {"layers": layers}
 
@@ -92,6 +68,10 @@ class _Flat(tuple[Array]):
 def _flat(weight: Array) -> _Flat:
     matrix = weight.reshape(weight.shape[0], -1).T
     return _Flat((jax.device_put(np.ascontiguousarray(matrix), weight.sharding),))
+
+
+def _is_axes(node: Any) -> bool:
+    return isinstance(node, tuple)
 
 
 def _shaped(part: Any, shape: tuple[int, ...]) -> Array:

@@ -32,7 +32,7 @@ from tpuctl.engine.attention import (
 )
 from tpuctl.engine.batch import EXCLUDED, MAX_BIAS, BatchSizes, CompiledShape, SlotTable, StepBatch, StepResult
 from tpuctl.engine.options import EngineOptions, buckets
-from tpuctl.engine.placement import place, stacked, unstacked, with_kv_heads_for
+from tpuctl.engine.placement import place, stacked, unstacked
 from tpuctl.engine.sampling import Explained, SamplingRows
 from tpuctl.mesh import RULES, mesh_axis
 from tpuctl.modelspec import ModelSpec
@@ -87,7 +87,6 @@ class Runner:
         Raises:
             MeshError: The model does not divide over the mesh.
         """
-        spec, params = with_kv_heads_for(spec, params, tensor=mesh.shape["tensor"])
         self.program = StepProgram(spec, mesh=mesh, engine=engine, options=options)
         self.engine = engine
         placed = place(spec, params, mesh=mesh, dtype=options.dtype)
@@ -157,7 +156,7 @@ class StepProgram:
             num_layers=spec.num_layers,
             num_pages=engine.num_pages + 1,
             page_size=engine.page_size,
-            kv_heads=spec.num_kv_heads // self.partition.tensor.size,
+            kv_heads=max(spec.num_kv_heads // self.partition.tensor.size, 1),
             head_dim=spec.head_dim,
         )
         whole, params = PartitionSpec(), self.param_specs()
@@ -170,7 +169,8 @@ class StepProgram:
         """How each weight is split."""
         if self.separate:
             return PartitionSpec()
-        return jax.tree.map(RULES.spec, logical_axes(self.spec), is_leaf=lambda node: isinstance(node, tuple))
+        axes = logical_axes(self.spec, tensor=self.partition.tensor.size)
+        return jax.tree.map(RULES.spec, axes, is_leaf=lambda node: isinstance(node, tuple))
 
     def state_specs(self) -> dict[str, PartitionSpec]:
         """How pages, last tokens and token counts are split."""
@@ -244,10 +244,7 @@ class StepProgram:
 
     def _logits(self, decoder: Decoder, hidden: Float[Array, "r d"]) -> Float32[Array, "r v_shard"]:
         """This device's part of the vocabulary; rows of the head that stand for no token are excluded."""
-        head = decoder.head_matrix(partition=self.partition)
-        logits = jnp.dot(hidden, head, preferred_element_type=jnp.float32)
-        if (cap := self.spec.logits_softcap) is not None:
-            logits = cap * jnp.tanh(logits / cap)
+        logits = decoder.project_to_vocab(hidden, partition=self.partition)
         if self.engine.real_vocab is None:
             return logits
         token = lax.broadcasted_iota(jnp.int32, logits.shape, 1) + self.partition.vocab_offset(logits.shape[1])
