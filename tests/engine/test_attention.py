@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpuctl.engine.attention import PagedAttention, PagedLayout, PageShape, empty_pages
+from tpuctl.engine.attention import PagedAttention, PagedLayout, PageShape, pages_shape
 from tpuctl.engine.batch import BatchSizes, Bucket, SlotTable
 from tpuctl.engine.request import Request
 from tpuctl.engine.scheduler import Sequence, Work
@@ -65,7 +65,7 @@ def test_attention_over_pages_equals_softmax(
     q = np.zeros((1, 112, HEADS, DIM), np.float32)
     q[0, :total] = rng.normal(size=(total, HEADS, DIM))
     k, v = np.zeros((2, 1, 112, KV_HEADS, DIM), np.float32)
-    pages = np.array(jnp.zeros(empty_pages(SHAPE, "blocks", jnp.float32).shape))
+    pages = np.zeros(pages_shape(SHAPE, "blocks"), np.float32)
     at = 0
     for row, (start, count) in enumerate(parts):
         k[0, at : at + count], v[0, at : at + count] = sequences[row][:, start:]

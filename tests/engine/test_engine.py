@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -23,7 +22,6 @@ from tests.fakes.tiny_engine import (
 )
 from tpuctl.engine.engine import Engine
 from tpuctl.engine.request import Request, RequestError, SamplingParams
-from tpuctl.engine.runner import RunnerOptions
 
 
 @pytest.fixture(scope="module")
@@ -304,7 +302,7 @@ WINDOWED = replace(SPEC, name="windowed", sliding_window=9, local_layers=(0,), a
 
 @pytest.mark.parametrize("kernel", ["blocks", "reference"])
 def test_windows_and_soft_caps_equal_the_forward_pass(kernel: Any) -> None:
-    engine = tiny_engine(WINDOWED, run=RunnerOptions(dtype=jnp.float32, kernel=kernel))
+    engine = tiny_engine(WINDOWED, kernel=kernel)
     asked = prompts(6, seed=13)
     outputs = run(engine, *[ask(prompt, name=str(i)) for i, prompt in enumerate(asked)])
     for i, prompt in enumerate(asked):

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from tpuctl.engine.engine import Engine, create_engine
+from tpuctl.engine.attention import PagedKernel
+from tpuctl.engine.engine import Engine
 from tpuctl.engine.options import EngineOptions
 from tpuctl.engine.request import Output, Request, SamplingParams
-from tpuctl.engine.runner import RunnerOptions
+from tpuctl.engine.runner import Runner, RunnerOptions
 from tpuctl.mesh import create_mesh
 from tpuctl.modelspec import ModelSpec
 from tpuctl.nn.decoder import TokenRows
@@ -40,18 +41,33 @@ def tiny_params(spec: ModelSpec = SPEC) -> ParamTree:
     return jax.tree.map(lambda x: x * 10.0 if x.ndim > 2 else x * 3.0, init_params(spec, jax.random.key(5)))
 
 
-def one_device(*, tensor: int = 1) -> Mesh:
+def tensor_mesh(*, tensor: int = 1) -> Mesh:
     shape = MeshPlan(slice=1, data=1, fsdp=1, tensor=tensor)
     return create_mesh(shape, devices=jax.devices()[:tensor])
 
 
-def tiny_engine(spec: ModelSpec = SPEC, *, tensor: int = 1, run: RunnerOptions | None = None, **sizes: Any) -> Engine:
-    return create_engine(
+def tiny_engine(
+    spec: ModelSpec = SPEC,
+    *,
+    tensor: int = 1,
+    kernel: PagedKernel = "blocks",
+    real_vocab: int | None = None,
+    **sizes: Any,
+) -> Engine:
+    """An engine of its own over a runner that is shared, since that compiles; ``num_pages`` may only be fewer."""
+    runner = _runner(spec, tensor, kernel, real_vocab)
+    options = EngineOptions(**{**SIZES, **sizes}, real_vocab=real_vocab)
+    return Engine(runner, sizes=runner.program.sizes, options=options)
+
+
+@functools.cache
+def _runner(spec: ModelSpec, tensor: int, kernel: PagedKernel, real_vocab: int | None) -> Runner:
+    return Runner(
         spec,
         tiny_params(spec),
-        mesh=one_device(tensor=tensor),
-        options=EngineOptions(**{**SIZES, **sizes}),
-        run=run or RunnerOptions(dtype=jnp.float32),
+        mesh=tensor_mesh(tensor=tensor),
+        engine=EngineOptions(**SIZES, real_vocab=real_vocab),
+        options=RunnerOptions(dtype=jnp.float32, kernel=kernel),
     )
 
 

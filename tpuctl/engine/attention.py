@@ -9,7 +9,7 @@ updates it in place: the page ``i`` of a layer is number ``layer · num_pages + 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +18,13 @@ from jaxtyping import Float, Int, Int32
 
 from tpuctl.nn.attention import LayerView
 
-PagedKernel = Literal["reference", "blocks", "tokamax", "jax"]
+PagedKernel = Literal["reference", "blocks", "ragged"]
 
 QUERY_BLOCK = 32
 """Queries of one prompt that ``blocks`` takes at a time."""
 
 _MASKED = -1e30
+_LANES = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,9 +61,15 @@ class PageShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PagedAttention:
-    """An ``Attend`` over pages. ``state`` is the array of ``empty_pages``."""
+    """An ``Attend`` over pages. ``state`` is the array of ``pages_shape``.
+
+    ``window`` is that of the model's local layers, ``None`` where it has none; ``all_local`` says that it has no
+    other layers. ``ragged`` wants to know both before any layer runs.
+    """
 
     layout: PagedLayout
+    window: int | None = field(default=None, metadata={"static": True})
+    all_local: bool = field(default=False, metadata={"static": True})
     shape: PageShape = field(metadata={"static": True})
     kernel: PagedKernel = field(metadata={"static": True})
 
@@ -76,10 +83,10 @@ class PagedAttention:
         state: Array,
     ) -> tuple[Float[Array, "1 t h d"], Array]:
         """See ``Attend``."""
-        if self.kernel in ("tokamax", "jax"):
-            from tpuctl.engine.kernels import kernel_attend  # Pallas is for TPU runs to import
+        if self.kernel == "ragged":
+            from tpuctl.engine.ragged import ragged_attend  # Pallas costs a second of import that CPU runs need not pay
 
-            context, state = kernel_attend(q[0], k[0], v[0], attention=self, layer=layer, pages=state)
+            context, state = ragged_attend(q[0], k[0], v[0], attention=self, layer=layer, pages=state)
             return context[None], state
         state = _write(state, k[0], v[0], attention=self, layer=layer)
         mix = _reference if self.kernel == "reference" else _by_blocks
@@ -92,18 +99,24 @@ for _node in (PagedLayout, PagedAttention):
 
 def kernel_for(platform: str) -> PagedKernel:
     """The implementation for a device platform as jax names it."""
-    return "tokamax" if platform == "tpu" else "blocks"
+    return "ragged" if platform == "tpu" else "blocks"
 
 
-def empty_pages(shape: PageShape, kernel: PagedKernel, dtype: Any) -> jax.ShapeDtypeStruct:
-    """The array of all pages: in a page, keys and values of a head lie together on CPU, those of a token on TPU."""
+def pages_shape(shape: PageShape, kernel: PagedKernel) -> tuple[int, ...]:
+    """The array of all pages of one device, its heads along ``heads_axis``."""
     pages = shape.num_layers * shape.num_pages
-    inner = (
-        (2 * shape.kv_heads, shape.page_size)
-        if kernel in ("reference", "blocks")
-        else (shape.page_size, 2 * shape.kv_heads)
-    )
-    return jax.ShapeDtypeStruct((pages, *inner, shape.head_dim), dtype)
+    if kernel == "ragged":
+        return pages, shape.page_size, 2 * shape.kv_heads, _in_lanes(shape.head_dim)
+    return pages, 2 * shape.kv_heads, shape.page_size, shape.head_dim
+
+
+def heads_axis(kernel: PagedKernel) -> int:
+    """In a page, keys or values of one head lie together; for the TPU kernel, those of one token."""
+    return 2 if kernel == "ragged" else 1
+
+
+def _in_lanes(size: int) -> int:
+    return -(-size // _LANES) * _LANES
 
 
 def _write(pages: Array, k: Array, v: Array, *, attention: PagedAttention, layer: LayerView) -> Array:

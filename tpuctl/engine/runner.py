@@ -27,8 +27,9 @@ from tpuctl.engine.attention import (
     PagedKernel,
     PagedLayout,
     PageShape,
-    empty_pages,
+    heads_axis,
     kernel_for,
+    pages_shape,
 )
 from tpuctl.engine.batch import EXCLUDED, MAX_BIAS, BatchSizes, CompiledShape, SlotTable, StepBatch, StepResult
 from tpuctl.engine.options import EngineOptions, buckets
@@ -131,8 +132,7 @@ class Runner:
         padding = (0, EXPLAINED_ROWS - len(places))
         at, wanted = np.pad(places, padding), np.pad(targets, padding)
         explained = self.program.explain(self._params, launched.hidden, at, wanted)
-        told = _result(wanted, explained)
-        return jax.tree.map(lambda x: x[: len(places)], told)
+        return _result(targets, explained)
 
 
 class StepProgram:
@@ -174,19 +174,16 @@ class StepProgram:
 
     def state_specs(self) -> dict[str, PartitionSpec]:
         """How pages, last tokens and token counts are split."""
-        heads = 1 if self.kernel in ("reference", "blocks") else 2
-        pages = PartitionSpec(*[None] * heads, "tensor")
+        pages = PartitionSpec(*[None] * heads_axis(self.kernel), "tensor")
         return {"pages": pages, "last": PartitionSpec(), "counts": PartitionSpec(None, "tensor")}
 
     def abstract_state(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes and shardings of what a step carries to the next."""
-        pages = empty_pages(self.page_shape, self.kernel, self.options.dtype)
-        heads = 1 if self.kernel in ("reference", "blocks") else 2
-        whole = list(pages.shape)
-        whole[heads] *= self.partition.tensor.size
+        pages = list(pages_shape(self.page_shape, self.kernel))
+        pages[heads_axis(self.kernel)] *= self.partition.tensor.size
         slots = self.engine.max_running + 1
         shapes = {
-            "pages": jax.ShapeDtypeStruct(tuple(whole), pages.dtype),
+            "pages": jax.ShapeDtypeStruct(tuple(pages), self.options.dtype),
             "last": jax.ShapeDtypeStruct((slots,), jnp.int32),
             "counts": jax.ShapeDtypeStruct((slots, self.spec.vocab_size), jnp.int32),
         }
@@ -203,15 +200,20 @@ class StepProgram:
             for name, x in self.abstract_state().items()
         }
 
-    def nothing(self, rows: int) -> dict[str, Array]:
-        """What stands for biases and masks in steps where no row has one; on the devices, so it is sent once."""
+    def abstract_nothing(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes of what only some steps send: biases and masks."""
         whole = NamedSharding(self.mesh, PartitionSpec())
         words = -(-self.spec.vocab_size // 32)
         return {
-            "bias_ids": jax.device_put(np.full((rows, MAX_BIAS), self.spec.vocab_size, np.int32), whole),
-            "bias": jax.device_put(np.zeros((rows, MAX_BIAS), np.float32), whole),
-            "allowed": jax.device_put(np.full((rows, words), -1, np.int32), whole),
+            "bias_ids": jax.ShapeDtypeStruct((rows, MAX_BIAS), jnp.int32, sharding=whole),
+            "bias": jax.ShapeDtypeStruct((rows, MAX_BIAS), jnp.float32, sharding=whole),
+            "allowed": jax.ShapeDtypeStruct((rows, words), jnp.int32, sharding=whole),
         }
+
+    def nothing(self, rows: int) -> dict[str, Array]:
+        """What stands for these in the other steps, which do not look at it; on the devices, so it is sent once."""
+        shapes = self.abstract_nothing(rows)
+        return {name: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding) for name, x in shapes.items()}
 
     def _mapped(self, function: Any, in_specs: Any, out_specs: Any) -> Any:
         if self.mesh.size == 1:
@@ -223,7 +225,13 @@ class StepProgram:
     ) -> tuple[dict[str, Array], Made]:
         decoder, rows = self._decoder(params), inputs["sampling"]
         tokens = jnp.where(inputs["tokens"] < 0, state["last"][inputs["token_slots"]], inputs["tokens"])
-        attention = PagedAttention(layout=inputs["layout"], shape=self.page_shape, kernel=self.kernel)
+        attention = PagedAttention(
+            layout=inputs["layout"],
+            shape=self.page_shape,
+            kernel=self.kernel,
+            window=self.spec.sliding_window if self.spec.local_layers else None,
+            all_local=len(self.spec.local_layers) == self.spec.num_layers,
+        )
         hidden, pages = decoder.run(
             tokens[None],
             inputs["positions"][None],
@@ -316,10 +324,6 @@ def _shapes(spec: ModelSpec) -> ParamTree:
 
 
 def _result(tokens: np.ndarray, explained: Explained) -> StepResult:
-    return StepResult(
-        tokens=tokens,
-        logprob=np.asarray(explained.logprob),
-        rank=np.asarray(explained.rank),
-        top_ids=np.asarray(explained.top_ids),
-        top_logprobs=np.asarray(explained.top_logprobs),
-    )
+    """The rows there are tokens for."""
+    told = {name: np.asarray(getattr(explained, name))[: len(tokens)] for name in Explained.__slots__}
+    return StepResult(tokens=tokens, **told)
