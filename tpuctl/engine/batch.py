@@ -123,6 +123,7 @@ class SlotTable:
         self._cuts = np.zeros(slots, np.bool_)
         self._penalised = np.zeros(slots, np.bool_)
         self._explained = np.zeros(slots, np.bool_)
+        self._bound: set[int] = set()  # slots with biases or a grammar: few, and so looked at one by one
 
     def batch(self, work: list[Work], *, bucket: Bucket) -> StepBatch:
         """The step's arrays.
@@ -138,11 +139,11 @@ class SlotTable:
                 if item.sequence.request.sampling.has_penalties:
                     counts[_slot(item.sequence)] = _token_counts(item.sequence, self.sizes.vocab_size)
             self._extend_table(item.sequence)
-        tokens, token_slots, positions = self._tokens(work, bucket)
-        draws = np.zeros(bucket.rows, np.bool_)
-        draws[: len(work)] = [item.draws for item in work]
         slots = np.full(bucket.rows, self.sizes.max_running, np.int32)
         slots[: len(work)] = [item.sequence.slot for item in work]
+        draws = np.zeros(bucket.rows, np.bool_)
+        draws[: len(work)] = [item.draws for item in work]
+        tokens, token_slots, positions = self._tokens(work, bucket)
         layout = self._layout(work, bucket, slots, (token_slots, positions))
         return StepBatch(
             bucket=bucket,
@@ -166,6 +167,8 @@ class SlotTable:
         self._cuts[slot] = sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
         self._penalised[slot] = sampling.has_penalties
         self._explained[slot] = sampling.logprobs is not None
+        bound = bool(sampling.logit_bias) or sampling.min_tokens > 0 or sequence.grammar is not None
+        (self._bound.add if bound else self._bound.discard)(slot)
 
     def _extend_table(self, sequence: Sequence) -> None:
         slot = _slot(sequence)
@@ -175,17 +178,24 @@ class SlotTable:
             self._num_pages[slot] = len(sequence.pages)
 
     def _tokens(self, work: list[Work], bucket: Bucket) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        tokens, token_slots, positions = (np.zeros(bucket.tokens, np.int32) for _ in range(3))
-        token_slots[:] = self.sizes.max_running
-        at = 0
-        for item in work:
-            end = at + item.count
-            known = item.sequence.tokens[item.start : item.start + item.count]
-            tokens[at:end] = known if len(known) == item.count else [*known, UNKNOWN]
-            token_slots[at:end] = item.sequence.slot
-            positions[at:end] = item.start if item.count == 1 else range(item.start, item.start + item.count)
-            at = end
-        return tokens, token_slots, positions
+        tokens: list[int] = []
+        positions: list[int] = []
+        token_slots: list[int] = []
+        for sequence, start, count, _, _ in work:
+            known = sequence.tokens
+            if count == 1:
+                tokens.append(known[start] if start < len(known) else UNKNOWN)
+                positions.append(start)
+                token_slots.append(_slot(sequence))
+            else:
+                own = known[start : start + count]
+                tokens += own if len(own) == count else [*own, UNKNOWN]
+                positions += range(start, start + count)
+                token_slots += [_slot(sequence)] * count
+        arrays = np.zeros((3, bucket.tokens), np.int32)
+        arrays[1] = self.sizes.max_running
+        arrays[:, : len(tokens)] = tokens, token_slots, positions
+        return arrays[0], arrays[1], arrays[2]
 
     def _layout(
         self, work: list[Work], bucket: Bucket, slots: np.ndarray, tokens: tuple[np.ndarray, np.ndarray]
@@ -222,10 +232,13 @@ class SlotTable:
             "penalised": self._penalised[live].any(),
             "explained": self._explained[live].any(),
         }
-        return rows | self._biases(work, len(slots)) | self._masks(work, len(slots))
+        bound = [
+            (row, item.sequence) for row, item in enumerate(work) if item.draws and item.sequence.slot in self._bound
+        ]
+        return rows | self._biases(bound, len(slots)) | self._masks(bound, len(slots))
 
-    def _biases(self, work: list[Work], num_rows: int) -> dict[str, Any]:
-        by_row = {row: bias for row, item in enumerate(work) if item.draws and (bias := self._bias(item.sequence))}
+    def _biases(self, bound: list[tuple[int, Sequence]], num_rows: int) -> dict[str, Any]:
+        by_row = {row: bias for row, sequence in bound if (bias := self._bias(sequence))}
         if not by_row:
             return {"biased": np.False_}
         ids = np.full((num_rows, MAX_BIAS), self.sizes.vocab_size, np.int32)
@@ -243,12 +256,12 @@ class SlotTable:
         forbidden = sampling.stop_ids if sampling.ignore_eos else (*sampling.stop_ids, *self._eos_ids)
         return {**sampling.logit_bias, **dict.fromkeys(forbidden, EXCLUDED)}
 
-    def _masks(self, work: list[Work], num_rows: int) -> dict[str, Any]:
-        bound = {row: item.sequence.grammar for row, item in enumerate(work) if item.draws and item.sequence.grammar}
-        if not bound:
+    def _masks(self, bound: list[tuple[int, Sequence]], num_rows: int) -> dict[str, Any]:
+        grammars = {row: sequence.grammar for row, sequence in bound if sequence.grammar is not None}
+        if not grammars:
             return {"masked": np.False_}
         allowed = np.full((num_rows, -(-self.sizes.vocab_size // 32)), -1, np.int32)
-        for row, grammar in bound.items():
+        for row, grammar in grammars.items():
             mask = grammar.mask()
             allowed[row] = 0
             allowed[row, : len(mask)] = mask

@@ -124,6 +124,8 @@ class Engine:
             sequences = [first]
         for sequence in sequences:
             self._scheduler.add(sequence)
+            if sampling.prompt_logprobs is not None:
+                self._prompt_logprobs[sequence] = []
 
     def abort(self, request_id: str) -> bool:
         """End a request: what it holds is free at once, and no more output comes of it.
@@ -193,33 +195,34 @@ class Engine:
         bucket = smallest(self._shapes, tokens=sum(item.count for item in work), rows=len(work))
         batch = self._slots.batch(work, bucket=bucket)
         self._counts["steps"] += 1
-        for item in work:
-            if item.draws and item.sequence in self._held:
-                for sequence in self._held.pop(item.sequence):
-                    self._scheduler.add(sequence)
+        if self._held:
+            self._let_go(work)
         return _InFlight(work=work, launched=self._runner.launch(batch), explained=bool(batch.sampling["explained"]))
+
+    def _let_go(self, work: list[Work]) -> None:
+        for item in work:
+            if item.draws:
+                for sequence in self._held.pop(item.sequence, ()):
+                    self._scheduler.add(sequence)
 
     def _collect(self, done: _InFlight) -> list[Output]:
         result = self._runner.fetch(done.launched, explained=done.explained)
-        self._explain_prompts(done)
-        outputs = []
-        for row, item in enumerate(done.work):
-            if item.draws and not item.sequence.gone:
-                outputs.append(self._taken(item.sequence, row, result))
+        if self._prompt_logprobs:
+            self._explain_prompts(done)
+        outputs = [
+            self._taken(item.sequence, row, token, result)
+            for row, (item, token) in enumerate(zip(done.work, result.tokens.tolist(), strict=False))
+            if item.draws and not item.sequence.gone
+        ]
+        self._counts["output_tokens"] += len(outputs)
         return outputs
 
-    def _taken(self, sequence: Sequence, row: int, result: StepResult) -> Output:
+    def _taken(self, sequence: Sequence, row: int, token: int, result: StepResult) -> Output:
         """One row's token, taken on: appended, and the sequence ended where it ends it."""
-        token = int(result.tokens[row])
-        first = len(sequence.tokens) == sequence.num_prompt
         sequence.num_pending -= 1
         sequence.tokens.append(token)
         if sequence.grammar is not None:
             sequence.grammar.accept(token)
-        self._counts["output_tokens"] += 1
-        if first:
-            self._counts["prompt_tokens"] += sequence.num_prompt
-            self._counts["cached_tokens"] += sequence.num_cached
         reason = self._finish_reason(sequence, token)
         top = sequence.request.sampling.logprobs
         output = Output(
@@ -227,7 +230,7 @@ class Engine:
             index=sequence.index,
             token_ids=(token,),
             logprobs=() if top is None else (_logprobs(result, row, token, top),),
-            prompt_logprobs=tuple(self._prompt_logprobs.pop(sequence, ())) if first else (),
+            prompt_logprobs=self._began(sequence) if len(sequence.tokens) == sequence.num_prompt + 1 else (),
             finish_reason=reason,
             stop_id=token if reason == "stop" else None,
             cached_tokens=sequence.num_cached,
@@ -235,6 +238,11 @@ class Engine:
         if reason is not None:
             self._finish(sequence)
         return output
+
+    def _began(self, sequence: Sequence) -> tuple[TokenLogprobs, ...]:
+        self._counts["prompt_tokens"] += sequence.num_prompt
+        self._counts["cached_tokens"] += sequence.num_cached
+        return tuple(self._prompt_logprobs.pop(sequence, ()))
 
     def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
         sampling = sequence.request.sampling
@@ -263,15 +271,13 @@ class Engine:
         """Log probabilities of the prompt tokens that this step's tokens predict."""
         at = 0
         for item in done.work:
-            sequence, top = item.sequence, item.sequence.request.sampling.prompt_logprobs
-            told = self._prompt_logprobs.setdefault(sequence, []) if top is not None and not sequence.gone else None
+            told, top = self._prompt_logprobs.get(item.sequence), item.sequence.request.sampling.prompt_logprobs
             if told is not None and top is not None:
                 # Computed again after a preemption, a token is explained already.
-                first = max(item.start, len(told))
-                past = min(item.start + item.count, sequence.num_prompt - 1)
+                first, past = max(item.start, len(told)), min(item.start + item.count, item.sequence.num_prompt - 1)
                 for start in range(first, past, _EXPLAINED_AT_A_TIME):
                     count = min(_EXPLAINED_AT_A_TIME, past - start)
-                    targets = np.asarray(sequence.tokens[start + 1 : start + 1 + count], np.int32)
+                    targets = np.asarray(item.sequence.tokens[start + 1 : start + 1 + count], np.int32)
                     places = at + start - item.start + np.arange(count, dtype=np.int32)
                     result = self._runner.explain(done.launched, places=places, targets=targets)
                     told.extend(_logprobs(result, i, int(targets[i]), top) for i in range(count))

@@ -14,6 +14,7 @@ import heapq
 from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tpuctl.engine.pages import PagePool, next_key, root_key
 from tpuctl.engine.request import Grammar, Request
@@ -81,11 +82,10 @@ class Sequence:
         return self._keys[1 : count + 1]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """One sequence's part in a step: its tokens ``start`` to ``start + count`` and, if ``draws``, a new one.
 
-    ``fresh``: its first since it got its slot.
+    ``fresh``: its first since it got its slot. A tuple, since hundreds are made in each step.
     """
 
     sequence: Sequence
@@ -137,33 +137,42 @@ class Scheduler:
         """The next step, decoding sequences first. It counts as computed from here on; empty if nothing can go on."""
         for item in self._launched:
             self._seal(item.sequence)
-        work = self._go_on()
-        work.extend(self._let_in(self.options.max_step_tokens - sum(item.count for item in work)))
-        work.sort(key=_is_prefill)  # stable
-        for item in work:
-            item.sequence.num_computed += item.count
-            item.sequence.num_pending += item.draws
+        decodes, prompts = self._go_on()
+        prompts.extend(self._let_in(self.options.max_step_tokens - len(decodes) - sum(item.count for item in prompts)))
+        work = decodes + [item for item in prompts if item.count == 1] + [item for item in prompts if item.count > 1]
+        for sequence, _, count, draws, _ in work:
+            sequence.num_computed += count
+            sequence.num_pending += draws
         self._launched = work
         return work
 
-    def _go_on(self) -> list[Work]:
+    def _go_on(self) -> tuple[list[Work], list[Work]]:
         """Work of the running sequences. A decoding one always has its token: prompts share what these leave."""
-        ready = [sequence for sequence in self.running if _can_go_on(sequence)]
-        budget = self.options.max_step_tokens - sum(sequence.remaining == 1 for sequence in ready)
-        work: list[Work] = []
-        for sequence in ready:
+        decodes: list[Work] = []
+        prompts: list[Sequence] = []
+        for sequence in self.running.copy():
             if sequence.slot is None:
                 break  # preempted, and so are all behind it
-            count = 1 if sequence.remaining == 1 else min(sequence.remaining, budget)
-            if not count or not self._reserve(sequence, count):
-                continue
-            budget -= count if sequence.remaining > 1 else 0
-            work.append(_work(sequence, count))
-        return work
+            remaining = sequence.remaining
+            if remaining > 1:
+                prompts.append(sequence)
+            elif remaining and _can_go_on(sequence) and self._reserve(sequence, 1):
+                decodes.append(_work(sequence, 1))
+        return decodes, list(self._chunks(prompts, self.options.max_step_tokens - len(decodes)))
+
+    def _chunks(self, sequences: list[Sequence], budget: int) -> Iterator[Work]:
+        """They got pages for all their tokens when they were let in."""
+        for sequence in sequences:
+            if budget > 0 and sequence.slot is not None:
+                count = min(sequence.remaining, budget)
+                budget -= count
+                yield _work(sequence, count)
 
     def _reserve(self, sequence: Sequence, count: int) -> bool:
         """Pages for so many more tokens, at the cost of those last in order; ``False`` if it was the last itself."""
         missing = self._pages_for(sequence.num_computed + count) - len(sequence.pages)
+        if missing <= 0:
+            return True
         while missing > self.pool.num_available:
             victim = self.running.pop()
             self._preempt(victim)
@@ -242,13 +251,9 @@ class Scheduler:
 def _can_go_on(sequence: Sequence) -> bool:
     if sequence.grammar is not None and sequence.num_pending:
         return False  # what may come next depends on a token that only the device knows
-    return sequence.remaining > 0 and sequence.length < sequence.end
+    return sequence.length < sequence.end
 
 
 def _work(sequence: Sequence, count: int, *, fresh: bool = False) -> Work:
     draws = count == sequence.remaining
     return Work(sequence=sequence, start=sequence.num_computed, count=count, draws=draws, fresh=fresh)
-
-
-def _is_prefill(work: Work) -> bool:
-    return work.count > 1
