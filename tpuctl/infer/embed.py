@@ -92,10 +92,8 @@ class EmbedTask:
             began = time.monotonic()
             vectors = self._vectors(tokens)
             busy = time.monotonic() - began
-        flat = (
-            np.stack([vectors[row] for row in good]) if len(good) else np.zeros((0, self._spec.hidden_size), np.float32)
-        )
-        column = pa.FixedSizeListArray.from_arrays(pa.array(flat.reshape(-1)), self._spec.hidden_size)
+        flat = np.array([vectors[row] for row in good], np.float32).reshape(-1)
+        column = pa.FixedSizeListArray.from_arrays(pa.array(flat), self._spec.hidden_size)
         return Worked(
             columns=pa.table({"embedding": column}),
             good=good,
@@ -120,14 +118,13 @@ class EmbedTask:
         by_length: dict[int, list[int]] = {}
         for row, ids in tokens.items():
             by_length.setdefault(self._compiled_length(len(ids)), []).append(row)
-        launched = [
-            (
-                rows[at : at + self._batch_rows],
-                self._launch([tokens[row] for row in rows[at : at + self._batch_rows]], length),
-            )
+        batches = [
+            (rows[at : at + self._batch_rows], length)
             for length, rows in sorted(by_length.items())
             for at in range(0, len(rows), self._batch_rows)
         ]
+        # All are on their way before the first is waited for.
+        launched = [(rows, self._launch([tokens[row] for row in rows], length)) for rows, length in batches]
         return {row: vector for rows, batch in launched for row, vector in zip(rows, np.asarray(batch), strict=False)}
 
     def _compiled_length(self, length: int) -> int:

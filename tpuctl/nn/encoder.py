@@ -1,4 +1,4 @@
-"""A bidirectional encoder (BERT: Devlin et al. 2018), post-norm, for embeddings. Weights under their Hugging Face names.
+"""A bidirectional encoder (BERT: Devlin et al. 2018), for embeddings. Weights have their Hugging Face names.
 
 Small models on one host: every device holds all weights, and the rows of a batch are dealt to the devices.
 """
@@ -137,9 +137,8 @@ def encode(
 
 
 def _layer(x: Array, mask: Array, weights: Weights, head: str, spec: EncoderSpec) -> Array:
-    attended = _dense(
-        _attend(x, mask, weights, f"{head}.attention.self", spec), weights, f"{head}.attention.output.dense"
-    )
+    context = _attend(x, mask, weights, f"{head}.attention.self", spec)
+    attended = _dense(context, weights, f"{head}.attention.output.dense")
     x = _norm(x + attended, weights, f"{head}.attention.output.LayerNorm", spec)
     inner = jax.nn.gelu(_dense(x, weights, f"{head}.intermediate.dense"), approximate=False)
     return _norm(x + _dense(inner, weights, f"{head}.output.dense"), weights, f"{head}.output.LayerNorm", spec)
@@ -177,11 +176,8 @@ def _norm_shapes(name: str, size: int) -> list[tuple[str, tuple[int, ...]]]:
 
 def _plain(name: str) -> str:
     """The name without the prefix that a model with a head has, and with today's names for a norm's weights."""
-    return (
-        name.removeprefix("bert.")
-        .replace("LayerNorm.gamma", "LayerNorm.weight")
-        .replace("LayerNorm.beta", "LayerNorm.bias")
-    )
+    name = name.removeprefix("bert.")
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 def _read(tensor: Tensor) -> np.ndarray:
