@@ -39,4 +39,3 @@ def open_storage(uri: str) -> Storage:
     if scheme == "gs":
         raise StorageError(f"{uri}: gs:// is not supported in this version", hint="use a path that all hosts share")
     raise StorageError(f"{uri}: no storage for {scheme}://", hint="use an absolute path")
-
