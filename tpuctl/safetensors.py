@@ -81,7 +81,7 @@ def read_tensor_file(uri: str) -> TensorFile:
 
 
 def lay_out(uri: str, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> TensorFile:
-    """A file to be written: its header, length field included, and the places of tensors of (dtype, shape), in order."""
+    """A file to be written: its header with the length before it, and the places of tensors of (dtype, shape)."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers refuses a file without it
     at = 0
     for name, (dtype, shape) in wanted.items():

@@ -48,7 +48,7 @@ def _is_wasteful(leaf: LeafFiles, sharding: NamedSharding) -> bool:
 
 
 def _excess(leaf: LeafFiles, sharding: NamedSharding) -> float:
-    """Bytes read ÷ bytes needed, for the host with the most: the same number on all hosts, for all must decide alike."""
+    """Bytes read ÷ bytes needed by the host with the most. Equal on all hosts, since all must decide alike."""
     by_host: dict[int, set[Box]] = {}
     for device, index in sharding.devices_indices_map(leaf.shape).items():
         by_host.setdefault(device.process_index, set()).add(box_of(index, leaf.shape))
