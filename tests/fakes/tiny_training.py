@@ -13,9 +13,9 @@ from tpuctl.plan.schema import (
     JobPlan,
     MeshPlan,
     OptimPlan,
-    Plan,
     RunPlan,
     SlicePlan,
+    TrainJob,
     TrainPlan,
 )
 from tpuctl.train.batch import HostBatch
@@ -63,10 +63,10 @@ TRAIN = TrainPlan(
 
 def make_plan(
     *, model: ModelSpec = SPEC, optim: OptimPlan = OPTIM, mesh: dict[str, int] | None = None, **train: object
-) -> Plan:
+) -> TrainJob:
     """A plan for training only: what other rooms read of it is made up."""
     axes = {"slice": 1, "data": 1, "fsdp": 1, "tensor": 1} | (mesh or {})
-    return Plan(
+    return TrainJob(
         kind="train",
         entrypoint="tpuctl.entrypoints.train",
         tpuctl_version="0",

@@ -10,7 +10,7 @@ import jax
 
 from tests.fakes.tiny_training import SPEC, make_plan
 from tests.fakes.toy_training import SEQUENCE, VOCAB, WIDTH, Toy, ToyFeed, make_mesh, toy_program
-from tpuctl.plan.schema import CheckpointPlan, Plan
+from tpuctl.plan.schema import CheckpointPlan, TrainJob
 from tpuctl.runs.events import Event
 from tpuctl.train.checkpoint import Checkpoints
 from tpuctl.train.program import Program
@@ -21,7 +21,7 @@ from tpuctl.train.task import Task
 MODEL = dataclasses.replace(SPEC, name="toy", vocab_size=VOCAB, hidden_size=WIDTH)
 
 
-def toy_plan(directory: Path, **changes: Any) -> Plan:
+def toy_plan(directory: Path, **changes: Any) -> TrainJob:
     """A plan of 12 steps on one host with 4 devices; ``train__steps=20`` changes one field."""
     plan = make_plan(model=MODEL, mesh={"data": 4}, steps=12, sequence_length=SEQUENCE, dropout=0.1, remat="none")
     plan = dataclasses.replace(
@@ -41,7 +41,7 @@ class Run:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: TrainJob,
         *,
         toy: Toy | None = None,
         program: Program | None = None,

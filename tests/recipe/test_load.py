@@ -8,10 +8,10 @@ import pytest
 
 from tpuctl.errors import ExitCode, RecipeError
 from tpuctl.recipe.load import load_recipe
-from tpuctl.recipe.schema import Recipe
+from tpuctl.recipe.schema import TrainRecipe
 from tpuctl.recipe.settings import keys_of
 
-EVERY_KEY = list(keys_of(Recipe).values())
+EVERY_KEY = list(keys_of(TrainRecipe).values())
 
 
 def refusal(load, text, overrides=()) -> RecipeError:

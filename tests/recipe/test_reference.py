@@ -10,7 +10,7 @@ import pytest
 
 from tpuctl.recipe.jsonschema import recipe_schema
 from tpuctl.recipe.reference import reference_page
-from tpuctl.recipe.schema import Recipe
+from tpuctl.recipe.schema import RECIPES as KINDS
 from tpuctl.recipe.settings import keys_of
 
 ROOT = Path(__file__).parents[2]
@@ -22,8 +22,9 @@ def test_reference_page_in_docs_is_the_one_the_schema_gives() -> None:
     assert page == reference_page(), "python -m tpuctl.recipe.reference > docs/recipe.md"
 
 
-def test_every_key_explains_itself() -> None:
-    for path, key in keys_of(Recipe).items():
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_key_explains_itself(kind) -> None:
+    for path, key in keys_of(KINDS[kind]).items():
         assert key.rules.doc.endswith("."), path
         assert key.required or key.default is not None or key.rules.absent or key.rules.example, path
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tpuctl.cli import console
 from tpuctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from tpuctl.plan.schema import JobKind
 
 
 class RecipeKind(StrEnum):
@@ -20,7 +23,7 @@ class RecipeKind(StrEnum):
     serve = "serve"
 
 
-_AVAILABLE = (RecipeKind.train,)
+_AVAILABLE: dict[RecipeKind, JobKind] = {RecipeKind.train: "train", RecipeKind.infer: "infer"}
 
 
 def init(
@@ -34,7 +37,7 @@ def init(
 
     if kind not in _AVAILABLE:
         raise UsageError(f"{kind} recipes are not available yet", hint=f"available: {', '.join(_AVAILABLE)}")
-    text = commented_recipe(kind)
+    text = commented_recipe(_AVAILABLE[kind])
     if path is None or str(path) == "-":
         console.out(text.rstrip("\n"))
         return

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpuctl.cli import console
-from tpuctl.cli.progress import summary, view_for
+from tpuctl.cli.progress import view_for
 from tpuctl.cli.target import Reached, reach_for
 from tpuctl.cli.watch import ProgressView, watch
 from tpuctl.errors import CapacityError, ExitCode
@@ -15,6 +16,7 @@ from tpuctl.runs.events import Event
 
 if TYPE_CHECKING:
     from tpuctl.plan.schema import Plan
+    from tpuctl.submit.files import Files
 
 POLL_SECONDS = 5.0
 
@@ -23,18 +25,19 @@ POLL_SECONDS = 5.0
 class Launching:
     """One launch: the plan, where it should go, and how it is watched.
 
-    ``output`` is ``text``, ``json`` or ``ids``. ``again`` is the command line that resumes this run, ``further`` the
-    one that trains on from its end.
+    ``files`` are the user's own that travel along. ``output`` is ``text``, ``json`` or ``ids``. ``again`` is the
+    command line that resumes this run; ``closing`` makes the lines that end a good one, from each name's last event.
     """
 
     plan: Plan
+    files: Files
     flag: str | None
     recipe_address: str | None
     wait_seconds: float
     detach: bool
     output: str
     again: str
-    further: str
+    closing: Callable[[dict[str, Event]], list[str]]
 
 
 def launch_and_follow(launching: Launching) -> ExitCode:
@@ -57,7 +60,9 @@ def launch_and_follow(launching: Launching) -> ExitCode:
         check_shared_storage(plan, simulated=reached.simulated)
         jobs = RayJobs(reached.connection)
         starting = LaunchOptions(
-            notice=console.say, before_start=lambda: wait_for_slice(reached, plan, seconds=launching.wait_seconds)
+            working_files=launching.files,
+            notice=console.say,
+            before_start=lambda: wait_for_slice(reached, plan, seconds=launching.wait_seconds),
         )
         started = launch(jobs, plan, options=starting)
         _say_started(started.submission_id, attached=started.attached, launching=launching)
@@ -108,11 +113,10 @@ def _say_started(submission_id: str, *, attached: bool, launching: Launching) ->
 def _say_ending(code: ExitCode, last: dict[str, Event], launching: Launching) -> None:
     """The closing words: what came out, and the command line to go on with."""
     if code is ExitCode.DONE and "done" in last:
-        for line in summary(last["done"], last.get("baselines")):
+        for line in launching.closing(last):
             console.say(line)
-        console.say(f"go on          {launching.further}")
         return
     if hint := last.get("failed", {}).get("hint"):
         console.say(f"  hint: {hint}")
-    if code is not ExitCode.DETACHED and ("checkpoint" in last or "resume" in last):
+    if code is not ExitCode.DETACHED and {"checkpoint", "resume", "rows"} & last.keys():
         console.say(f"resume         {launching.again}")

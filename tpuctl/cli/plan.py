@@ -36,20 +36,19 @@ def resolve_recipe(recipe: Path, overrides: Sequence[str]) -> Plan:
 
 def describe(plan: Plan) -> str:
     """A masked plan for people, one line per part."""
+    from tpuctl.cli.describe import describe_infer, describe_train
+    from tpuctl.plan.schema import InferJob, TrainJob
+
+    own: list[tuple[str, str]] = []
+    if isinstance(plan, TrainJob):
+        own = describe_train(plan)
+    elif isinstance(plan, InferJob):
+        own = describe_infer(plan)
     lines = [
-        ("run", f"{plan.run.name} in {plan.run.directory}, resume {plan.checkpoint.resume}"),
+        ("run", f"{plan.run.name} in {plan.run.directory}"),
         ("slice", _slice(plan)),
-        (
-            "mesh",
-            f"slice {plan.mesh.slice} · data {plan.mesh.data} · fsdp {plan.mesh.fsdp} · tensor {plan.mesh.tensor}",
-        ),
-        ("model", _model(plan)),
-        ("data", _data(plan)),
-        ("train", _train(plan)),
-        ("optim", _optim(plan)),
-        ("checkpoint", _checkpoint(plan)),
+        *own,
         ("job", _job(plan)),
-        ("memory", _memory(plan)),
         *(("note", note) for note in plan.notes),
     ]
     return "\n".join(f"{name:<10}  {text}" for name, text in lines)
@@ -65,62 +64,9 @@ def _slice(plan: Plan) -> str:
     return f"{count}{shape}: {hosts}{' each' * several}, {slices.total_devices} devices"
 
 
-def _model(plan: Plan) -> str:
-    model = plan.model
-    heads = f"{model.num_heads}/{model.num_kv_heads} heads × {model.head_dim}"
-    sizes = f"hidden {model.hidden_size}, {model.num_layers} layers, {heads}, mlp {model.mlp_size}"
-    return f"{model.name}: {plan.budget.parameters:,} parameters; {sizes}, vocabulary {model.vocab_size}"
-
-
-def _data(plan: Plan) -> str:
-    data = plan.data
-    held_out = f"held out {data.eval_uri}" if data.eval_uri else "nothing held out"
-    packed = "packed" if data.packing else "one document a row"
-    order = f"shuffled with seed {data.seed}" if data.shuffle else "in order"
-    epochs = f"{data.epochs} epochs" if data.epochs else "repeated"
-    return f"{data.uri} ({held_out}); tokenizer {data.tokenizer}; {packed}, {order}, {epochs}"
-
-
-def _train(plan: Plan) -> str:
-    train = plan.train
-    tokens = train.steps * train.global_batch * train.sequence_length
-    size = f"{train.steps} steps × {train.global_batch} sequences × {train.sequence_length} tokens = {tokens:,} tokens"
-    parts = f" in {train.microbatches} microbatches" if train.microbatches > 1 else ""
-    evaluation = f"evaluated every {train.eval_every}" if train.eval_every else "evaluated at the end"
-    return f"{size}{parts}; {train.compute_dtype}, remat {train.remat}" + (f"; {evaluation}" * bool(plan.data.eval_uri))
-
-
-def _optim(plan: Plan) -> str:
-    optim = plan.optim
-    schedule = f"{optim.schedule}, warm-up {optim.warmup_steps}"
-    if optim.decay_steps:
-        schedule += f", decay {optim.decay_steps} to {optim.final_ratio:g} of it"
-    clip = f"clipped at {optim.clip_norm:g}" if optim.clip_norm else "not clipped"
-    return f"AdamW, learning rate {optim.learning_rate:g} ({schedule}); weight decay {optim.weight_decay:g}; {clip}"
-
-
-def _checkpoint(plan: Plan) -> str:
-    every = f"every {plan.checkpoint.every} steps and at the end" if plan.checkpoint.every else "at the end"
-    return f"{every}, newest {plan.checkpoint.keep} kept"
-
-
 def _job(plan: Plan) -> str:
     job = plan.job
     limit = f"at most {job.timeout_seconds:g} s" if job.timeout_seconds else "no time limit"
     variables = [f"{name}={value}" for name, value in {**job.env, **job.secrets}.items()]
     extras = [f"env {' '.join(variables)}"] * bool(variables) + [f"pip {' '.join(job.pip)}"] * bool(job.pip)
     return "; ".join([limit, f"{job.max_failures} restarts", *extras])
-
-
-def _memory(plan: Plan) -> str:
-    from tpuctl.plan.budget import gib
-
-    budget = plan.budget
-    parts = {
-        "state": budget.state_bytes,
-        "gradients": budget.gradient_bytes,
-        "activations": budget.activation_bytes,
-        "logits": budget.logit_bytes,
-    }
-    listed = ", ".join(f"{name} {gib(size)}" for name, size in parts.items())
-    return f"about {gib(budget.needed_bytes)} of {gib(budget.hbm_bytes)} per device ({listed})"

@@ -25,12 +25,12 @@ from tpuctl.entrypoints.stopping import forward_sigterm
 from tpuctl.entrypoints.train_host import HostConfig, HostResult, train_host
 from tpuctl.entrypoints.trainer import make_trainer
 from tpuctl.errors import ExpectationError
-from tpuctl.plan.schema import ExpectPlan, Plan
+from tpuctl.plan.schema import ExpectPlan, TrainJob
 from tpuctl.storage import join
 from tpuctl.train.baselines import baselines
 
 
-def main(plan: Plan) -> int:
+def main(plan: TrainJob) -> int:
     """Run one attempt of a training run; the job's exit code.
 
     Raises:
@@ -74,7 +74,7 @@ def check_expectations(expect: ExpectPlan, result: HostResult) -> None:
         raise ExpectationError("[expect] missed: " + "; ".join(missed))
 
 
-def _tell_baselines(plan: Plan, text: Text) -> None:
+def _tell_baselines(plan: TrainJob, text: Text) -> None:
     """What gzip, xz and a trigram model make of the same text.
 
     Only of the built-in one, since a dataset of the user's own may be any size, and only where the run reads all of it.
@@ -85,7 +85,7 @@ def _tell_baselines(plan: Plan, text: Text) -> None:
     emit("baselines", rows=[{"name": row.name, "bits_per_byte": row.bits_per_byte} for row in found])
 
 
-def _train(plan: Plan, text: Text, identity: Identity) -> HostResult:
+def _train(plan: TrainJob, text: Text, identity: Identity) -> HostResult:
     simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
     trainer = make_trainer(
         plan,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tpuctl.entrypoints.emit import emit_event
 from tpuctl.entrypoints.prepare import Text
 from tpuctl.entrypoints.stopping import StopWatch
-from tpuctl.plan.schema import Plan, plan_from_json, plan_to_json
+from tpuctl.plan.schema import TrainJob, plan_from_json, plan_to_json
 from tpuctl.runs.events import Event
 from tpuctl.runs.record import MetricsWriter
 from tpuctl.storage import join
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class HostConfig:
     """What the driver gives every host."""
 
-    plan: Plan
+    plan: TrainJob
     text: Text
     job: str
 
@@ -34,7 +34,9 @@ class HostConfig:
     @classmethod
     def from_ray(cls, config: dict[str, Any]) -> Self:
         """The config a worker was given."""
-        return cls(plan=plan_from_json(config["plan"]), text=config["text"], job=config["job"])
+        plan = plan_from_json(config["plan"])
+        assert isinstance(plan, TrainJob), "to_ray writes one"
+        return cls(plan=plan, text=config["text"], job=config["job"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

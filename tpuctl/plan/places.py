@@ -11,7 +11,7 @@ from tpuctl.errors import RecipeError
 from tpuctl.plan.schema import DataPlan, Plan, RunPlan
 from tpuctl.plan.tokenizer import check_tokenizer, is_tokenizer_file
 from tpuctl.recipe.origin import Findings, Origin
-from tpuctl.recipe.schema import Recipe
+from tpuctl.recipe.schema import Recipe, TrainRecipe
 
 BUILTIN_TEXTS = ("builtin:python-stdlib",)
 _HELD_OUT = "/held-out"
@@ -44,7 +44,7 @@ def plan_run(recipe: Recipe, *, here: Here, findings: Findings) -> RunPlan:
     return RunPlan(name=name, directory=place, shared=recipe.run.shared)
 
 
-def plan_data(recipe: Recipe, *, here: Here, findings: Findings) -> DataPlan:
+def plan_data(recipe: TrainRecipe, *, here: Here, findings: Findings) -> DataPlan:
     """The text and its tokenizer."""
     data = recipe.data
     check_tokenizer(recipe, findings=findings)
@@ -61,6 +61,16 @@ def plan_data(recipe: Recipe, *, here: Here, findings: Findings) -> DataPlan:
         seed=data.seed,
         readers_per_host=data.readers_per_host,
     )
+
+
+def dataset_place(key: str, uri: str, *, here: Here, findings: Findings) -> str:
+    """A dataset's URI: a built-in one, or an absolute place."""
+    return _text_place(key, uri, here=here, findings=findings)
+
+
+def storage_place(key: str, uri: str, *, here: Here, findings: Findings) -> str:
+    """An absolute place that can be written to."""
+    return _placed(key, uri, schemes=(), here=here, findings=findings)
 
 
 def check_shared_storage(plan: Plan, *, simulated: bool, origin: Origin | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tpuctl.recipe.schema import Recipe
+from tpuctl.recipe.schema import RECIPES, Recipe
 from tpuctl.recipe.settings import Key, Table, tables_of
 
 _VARIABLE = "^[A-Za-z_][A-Za-z0-9_]*$"
@@ -12,13 +12,19 @@ _DURATION = "^([0-9]+(\\.[0-9]+)?[dhms])+$"
 
 
 def recipe_schema() -> dict[str, Any]:
-    """The JSON Schema of a recipe."""
-    tables = tables_of(Recipe)
+    """The JSON Schema of a recipe: one of the kinds, told apart by ``kind``."""
+    kinds = [_recipe(kind, root) for kind, root in RECIPES.items()]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "tpuctl recipe", "oneOf": kinds}
+
+
+def _recipe(kind: str, root: type[Recipe]) -> dict[str, Any]:
+    tables = tables_of(root)
     top = _object(tables[""])
     nested = {name: _object(table) for name, table in tables.items() if name}
     top["properties"].update(nested)
+    top["properties"]["kind"] = {"description": top["properties"]["kind"]["description"], "const": kind}
     top["required"] += [name for name, table in nested.items() if table.get("required")]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "tpuctl recipe", **top}
+    return top
 
 
 def _object(table: Table) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tpuctl.errors import Where
 from tpuctl.recipe.origin import Findings, Origin, Problem
-from tpuctl.recipe.schema import Recipe
+from tpuctl.recipe.schema import RECIPES, Recipe
 from tpuctl.recipe.settings import Key, Table, keys_of, tables_of
 from tpuctl.recipe.source import Source, read_source
 from tpuctl.recipe.suggest import suggest_key, suggest_table
@@ -32,7 +32,8 @@ def load_recipe(path: Path, *, overrides: Sequence[str] = ()) -> Recipe:
 
 def build_recipe(source: Source, *, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe that parsed TOML and overrides hold; raises as ``load_recipe`` does."""
-    draft = _Draft(findings=Findings(origin=Origin(file=source.file, lines=source.lines)))
+    findings = Findings(origin=Origin(file=source.file, lines=source.lines))
+    draft = _Draft(findings=findings, root=_kind(source, overrides, findings))
     draft.read(source.values)
     draft.override(overrides)
     draft.require()
@@ -40,26 +41,45 @@ def build_recipe(source: Source, *, overrides: Sequence[str] = ()) -> Recipe:
     return draft.build()
 
 
+def _kind(source: Source, overrides: Sequence[str], findings: Findings) -> type[Recipe]:
+    """The class of the recipe's kind, which says what tables it may have; without one nothing else can be judged."""
+    key = keys_of(Recipe)["kind"]
+    draft = _Draft(findings=findings, root=Recipe)
+    if "kind" in source.values:
+        draft.take(key, source.values["kind"])
+    draft.override([text for text in overrides if text.partition("=")[0].strip() == "kind"])
+    draft.require("kind")
+    findings.settle()
+    return RECIPES[draft.values["kind"]]
+
+
+def _other_kind(table: str) -> str | None:
+    """The remedy for a table that recipes of another kind have."""
+    kinds = [kind for kind, root in RECIPES.items() if table in tables_of(root)]
+    return f'[{table}] is a table of kind = "{kinds[0]}"' if kinds else None
+
+
 @dataclass(kw_only=True, slots=True)
 class _Draft:
-    """A recipe in the making: the values that were good and the problems so far."""
+    """A recipe in the making: the values that were good and the problems so far. ``root`` is its class."""
 
     findings: Findings
+    root: type[Recipe]
     values: dict[str, Any] = field(default_factory=dict)
     bad: set[str] = field(default_factory=set)
 
     def read(self, document: dict[str, Any]) -> None:
         """Take every value of a TOML document."""
-        tables = tables_of(Recipe)
+        tables = tables_of(self.root)
         for name, value in document.items():
             if name in tables[""].keys:
-                self._take(tables[""].keys[name], value)
+                self.take(tables[""].keys[name], value)
             elif name in tables and isinstance(value, dict):
                 self._read_table(tables[name], value)
             elif name in tables:
                 self._wrong_table_form(name, value)
             elif isinstance(value, dict):
-                self.findings.refuse(name, f"unknown table [{name}]", suggest_table(tables, name))
+                self.findings.refuse(name, f"unknown table [{name}]", _other_kind(name) or suggest_table(tables, name))
             else:
                 self.findings.refuse(name, f"unknown key {name!r}", suggest_key(tables, "", name))
 
@@ -73,10 +93,10 @@ class _Draft:
                 continue
             self._override_one(path, value)
 
-    def require(self) -> None:
-        """Note every key that has to be there and isn't."""
-        for path, key in keys_of(Recipe).items():
-            if key.required and path not in self.values and path not in self.bad:
+    def require(self, only: str | None = None) -> None:
+        """Note every key that has to be there and isn't, or just whether that one is."""
+        for path, key in keys_of(self.root).items():
+            if only in (None, path) and key.required and path not in self.values and path not in self.bad:
                 place = f"under [{key.table}]" if key.table else "at the top"
                 example = f'"{key.rules.example}"' if key.type in ("str", "choice") else key.rules.example
                 hint = f"add {key.name} = {example} {place}: {key.rules.doc}"
@@ -84,10 +104,10 @@ class _Draft:
 
     def build(self) -> Recipe:
         """The recipe, once there are no problems."""
-        tables = tables_of(Recipe)
+        tables = tables_of(self.root)
         top = {name: self.values[name] for name in tables[""].keys if name in self.values}
         nested = {name: table.kind(**self._values_of(table)) for name, table in tables.items() if name}
-        return Recipe(**top, **nested, origin=self.findings.origin)
+        return self.root(**top, **nested, origin=self.findings.origin)
 
     def _values_of(self, table: Table) -> dict[str, Any]:
         return {key.name: self.values[path] for key in table.keys.values() if (path := key.path) in self.values}
@@ -95,12 +115,13 @@ class _Draft:
     def _read_table(self, table: Table, values: dict[str, Any]) -> None:
         for name, value in values.items():
             if name in table.keys:
-                self._take(table.keys[name], value)
+                self.take(table.keys[name], value)
             else:
-                hint = suggest_key(tables_of(Recipe), table.name, name)
+                hint = suggest_key(tables_of(self.root), table.name, name)
                 self.findings.refuse(f"{table.name}.{name}", f"unknown key {name!r} in [{table.name}]", hint)
 
-    def _take(self, key: Key, value: Any) -> None:
+    def take(self, key: Key, value: Any) -> None:
+        """Take one value, or note what is wrong with it."""
         try:
             self.values[key.path] = check_value(key, value)
         except BadValueError as error:
@@ -109,13 +130,13 @@ class _Draft:
             self.findings.refuse(path, error.message, error.hint)
 
     def _wrong_table_form(self, name: str, value: Any) -> None:
-        self.bad.update(key.path for key in tables_of(Recipe)[name].keys.values())
+        self.bad.update(key.path for key in tables_of(self.root)[name].keys.values())
         many = isinstance(value, list)
         message = "comes as a list of tables" if many else f"is a table, not a value ({type(value).__name__})"
         self.findings.refuse(name, message, f"write [{name}] once and its keys below")
 
     def _override_one(self, path: str, text: str) -> None:
-        keys = keys_of(Recipe)
+        keys = keys_of(self.root)
         map_path, _, entry = path.rpartition(".")
         if path in keys:
             self._set(keys[path], text)
@@ -158,7 +179,7 @@ class _Draft:
             self._problem_of_option(f"{key.path}.{error.entry}", error.message, error.hint)
 
     def _unknown_option(self, path: str) -> None:
-        tables = tables_of(Recipe)
+        tables = tables_of(self.root)
         table, _, name = path.rpartition(".")
         if table and table not in tables:
             self._problem_of_option(path, f"unknown table {table!r}", suggest_table(tables, table))

@@ -11,7 +11,8 @@ from typing import Any
 import tomli_w
 
 from tpuctl.modelspec import PRESETS, num_parameters
-from tpuctl.recipe.schema import Recipe
+from tpuctl.plan.schema import JobKind
+from tpuctl.recipe.schema import RECIPES, Recipe
 from tpuctl.recipe.settings import Key, Table, tables_of
 from tpuctl.recipe.values import expected
 
@@ -20,11 +21,12 @@ _INTRO = """\
 
 <!-- Written by `python -m tpuctl.recipe.reference > docs/recipe.md`; do not edit. -->
 
-A recipe is a TOML file that says what to train, on which slice, from which text. It is strict: an unknown key, a value
-of the wrong type or out of range and rules broken between keys are all reported before anything is contacted, each with
-file, line and remedy. Whole numbers are taken where a number is wanted; nothing else is converted.
+A recipe is a TOML file that says what to run, on which slice, on which data; its `kind` says which tables it has. It
+is strict: an unknown key, a value of the wrong type or out of range and rules broken between keys are all reported
+before anything is contacted, each with file, line and remedy. Whole numbers are taken where a number is wanted;
+nothing else is converted.
 
-- `tpuctl init train` writes a commented recipe, `tpuctl check` validates one, `tpuctl plan` shows what it amounts to.
+- `tpuctl init KIND` writes a commented recipe, `tpuctl check` validates one, `tpuctl plan` shows what it amounts to.
 - `--set train.steps=50` overrides a key, its value typed by the key: text needs no quotes, lists are `a,b`, `none`
   empties a key that may be empty, `unset` takes it back to its default. `--set job.env.NAME=value` sets one variable.
 - Relative paths start at the directory tpuctl is called in, wherever the recipe lies.
@@ -36,13 +38,17 @@ _WIDTH = 110
 
 def reference_page() -> str:
     """The whole reference page."""
-    parts = [_INTRO, *(_section(table) for table in tables_of(Recipe).values()), _presets()]
-    return "\n".join(parts)
+    shared = tables_of(Recipe)
+    parts = [_INTRO, *(_section(table) for table in shared.values())]
+    for kind, root in RECIPES.items():
+        own = [table for name, table in tables_of(root).items() if name not in shared]
+        parts += [f'# `kind = "{kind}"`\n\n{tables_of(root)[""].doc}\n', *map(_section, own)]
+    return "\n".join([*parts, _presets()])
 
 
-def commented_recipe(kind: str) -> str:
+def commented_recipe(kind: JobKind) -> str:
     """A recipe with every key explained: required ones set to an example, the others commented out."""
-    tables = tables_of(Recipe)
+    tables = tables_of(RECIPES[kind])
     parts = ["# Every key of a recipe. Those commented out show their default or an example.\n"]
     for table in tables.values():
         head = f"# {table.doc}\n[{table.name}]\n" if table.name else ""
@@ -93,7 +99,7 @@ def _presets() -> str:
         "| preset | parameters | hidden | layers | heads/kv × dim | MLP | vocabulary |\n|---|---|---|---|---|---|---|"
     )
     note = "Where the vocabulary is the tokenizer's, parameters are counted without the embedding."
-    return f"## Presets\n\n{note}\n\n{head}\n{rows}\n"
+    return f"# Presets\n\n{note}\n\n{head}\n{rows}\n"
 
 
 def _size(parameters: int) -> str:
@@ -105,7 +111,7 @@ def _commented_key(key: Key, kind: str) -> str:
     takes = f" Takes {expected(key)}." if key.type != "bool" and not key.rules.pattern else ""
     about = f"{key.rules.doc}{takes}{absent}"
     comment = textwrap.fill(about, _WIDTH, initial_indent="# ", subsequent_indent="# ")
-    if key.name == "kind":
+    if key.path == "kind":
         return f'{comment}\nkind = "{kind}"\n'
     is_set = key.required or key.path in ("model.preset", "slice.topology")
     line = f"{key.name} = {_example(key)}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpuctl.plan.schema import JobKind
+from tpuctl.recipe.inference import OutputTable, RowsTable, TaskTable
 from tpuctl.recipe.learning import CheckpointTable, DataTable, ExpectTable, ModelTable, OptimTable, TrainTable
 from tpuctl.recipe.origin import Origin
 from tpuctl.recipe.placement import ClusterTable, JobTable, MeshTable, RunTable, SliceTable
@@ -25,18 +26,37 @@ def _table(kind: Any, *, required: bool = False) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """A recipe: what a user wrote, with the defaults of single keys filled in."""
+    """A recipe: what a user wrote, with the defaults of single keys filled in. Each kind has a class below this one."""
 
     kind: JobKind = setting(doc="What the recipe runs.", example="train")
     run: RunTable = _table(RunTable)
     slice: SliceTable = _table(SliceTable, required=True)
     cluster: ClusterTable = _table(ClusterTable)
+    job: JobTable = _table(JobTable)
+    origin: Origin = field(default_factory=lambda: Origin(file="<recipe>"), compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainRecipe(Recipe):
+    """Train a model on text."""
+
     model: ModelTable = _table(ModelTable)
     mesh: MeshTable = _table(MeshTable)
     data: DataTable = _table(DataTable, required=True)
     train: TrainTable = _table(TrainTable, required=True)
     optim: OptimTable = _table(OptimTable)
     checkpoint: CheckpointTable = _table(CheckpointTable)
-    job: JobTable = _table(JobTable)
     expect: ExpectTable = _table(ExpectTable)
-    origin: Origin = field(default_factory=lambda: Origin(file="<recipe>"), compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InferRecipe(Recipe):
+    """Run a task over every row of a dataset, each exactly once."""
+
+    data: RowsTable = _table(RowsTable, required=True)
+    task: TaskTable = _table(TaskTable, required=True)
+    output: OutputTable = _table(OutputTable, required=True)
+
+
+RECIPES: dict[JobKind, type[Recipe]] = {"train": TrainRecipe, "infer": InferRecipe}
+"""The class of each kind's recipes. A new kind is a class and a line here."""

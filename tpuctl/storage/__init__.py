@@ -9,19 +9,32 @@ before it is asked for a bucket.
 from __future__ import annotations
 
 from tpuctl.errors import StorageError
-from tpuctl.storage.errors import ChangedError, NotFoundError
+from tpuctl.storage.endpoint import ENDPOINT_VARIABLE, client_env
+from tpuctl.storage.errors import (
+    BucketMissingError,
+    ChangedError,
+    ForbiddenError,
+    NotFoundError,
+    UnreachableStorageError,
+)
 from tpuctl.storage.local import LocalStorage
 from tpuctl.storage.protocol import ABSENT, Blob, Stat, Storage
-from tpuctl.storage.uri import join
+from tpuctl.storage.uri import is_gcs, join
 
 __all__ = [
     "ABSENT",
+    "ENDPOINT_VARIABLE",
     "Blob",
+    "BucketMissingError",
     "ChangedError",
+    "ForbiddenError",
     "LocalStorage",
     "NotFoundError",
     "Stat",
     "Storage",
+    "UnreachableStorageError",
+    "client_env",
+    "is_gcs",
     "join",
     "open_storage",
 ]
@@ -37,5 +50,11 @@ def open_storage(uri: str) -> Storage:
     if not mark or scheme == "file":
         return LocalStorage()
     if scheme == "gs":
-        raise StorageError(f"{uri}: gs:// is not supported in this version", hint="use a path that all hosts share")
-    raise StorageError(f"{uri}: no storage for {scheme}://", hint="use an absolute path")
+        return _gcs()
+    raise StorageError(f"{uri}: no storage for {scheme}://", hint="use an absolute path or gs://bucket/path")
+
+
+def _gcs() -> Storage:
+    from tpuctl.storage.gcs import GcsStorage
+
+    return GcsStorage()

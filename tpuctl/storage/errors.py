@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from tpuctl.errors import StorageError
+from tpuctl.errors import ExitCode, StorageError
 
 
 class NotFoundError(StorageError):
     """There is no such object."""
 
 
+class BucketMissingError(NotFoundError):
+    """There is no such bucket; only a person can make one."""
+
+    exit_code = ExitCode.USAGE
+
+
 class ChangedError(StorageError):
     """The object is not at the generation the caller knew."""
+
+
+class ForbiddenError(StorageError):
+    """The account we run as lacks a right; the message names it where the storage does."""
+
+    exit_code = ExitCode.USAGE
+
+
+class UnreachableStorageError(StorageError):
+    """The storage could not be reached, or kept failing for as long as we try again."""
+
+    exit_code = ExitCode.UNAVAILABLE

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,6 +66,21 @@ class LocalStorage:
             with path.open("ab", buffering=0) as file:
                 file.write(data)
 
+    def put_file(self, path: Path, uri: str) -> None:
+        """Copy a file and rename the copy into place."""
+        to = _path(uri)
+        with _explained(uri):
+            to.parent.mkdir(parents=True, exist_ok=True)
+            with _part_of(to) as part:
+                shutil.copyfile(path, part)
+
+    def get_file(self, uri: str, path: Path) -> None:
+        """Copy the file out."""
+        with _explained(uri):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with _part_of(path) as part:
+                shutil.copyfile(_path(uri), part)
+
     def delete(self, uri: str, *, if_generation: str | None = None) -> None:
         """Remove the file."""
         path = _path(uri)
@@ -108,17 +124,23 @@ def _generation(file: BinaryIO) -> str:
 
 
 def _replace(path: Path, data: bytes) -> str:
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_PART_SUFFIX}")
-    try:
+    with _part_of(path) as part:
         with part.open("wb") as file:
             file.write(data)
-            file.flush()
+        with part.open("rb") as file:
+            return _generation(file)
+
+
+@contextmanager
+def _part_of(path: Path) -> Iterator[Path]:
+    """A file beside ``path`` that takes its place at the end of the block, if that is reached."""
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_PART_SUFFIX}")
+    try:
+        yield part
+        with part.open("rb") as file:
             # Without it a power cut may leave the new name with nothing behind it.
             os.fsync(file.fileno())
-        with part.open("rb") as file:
-            generation = _generation(file)
         part.replace(path)
-        return generation
     finally:
         part.unlink(missing_ok=True)
 

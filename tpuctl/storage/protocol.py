@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 ABSENT = "absent"
@@ -39,10 +40,17 @@ class Storage(Protocol):
         """Size and generation, without the bytes; raises ``NotFoundError``."""
 
     def write(self, uri: str, data: bytes, *, if_generation: str | None = None) -> str:
-        """Put the object there, whole, and return its generation; raises ``ChangedError`` if it isn't at the given."""
+        """Put the object there, whole, and return its generation; raises ``ChangedError`` if it isn't at the given.
 
-    def append(self, uri: str, data: bytes) -> None:
-        """Add to the object's end. One writer at a time; a crash may leave part of the last addition."""
+        Whoever gives a generation writes something that nobody else would: an object that has these very bytes
+        although it is not at that generation is taken for our own, sent twice because an answer was lost.
+        """
+
+    def put_file(self, path: Path, uri: str) -> None:
+        """Write the content of a local file of any size, whole or not at all."""
+
+    def get_file(self, uri: str, path: Path) -> None:
+        """Fetch an object of any size into a local file, whole or not at all; raises ``NotFoundError``."""
 
     def delete(self, uri: str, *, if_generation: str | None = None) -> None:
         """Remove the object, if it is there; raises ``ChangedError`` as ``write`` does."""

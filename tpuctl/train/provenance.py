@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpuctl.errors import CheckpointError
-from tpuctl.plan.schema import Plan
+from tpuctl.plan.schema import TrainJob
 
 # Goes up when the names or meanings of the stored arrays change.
 LAYOUT = 1
@@ -34,7 +34,7 @@ class Provenance:
     job: str = ""
 
 
-def provenance_of(plan: Plan, *, dataset: str = "", job: str = "") -> Provenance:
+def provenance_of(plan: TrainJob, *, dataset: str = "", job: str = "") -> Provenance:
     """The provenance of checkpoints written under ``plan``. A model's name says nothing about its arrays."""
     model = {key: value for key, value in dataclasses.asdict(plan.model).items() if key != "name"}
     return Provenance(model=model, compute_dtype=plan.train.compute_dtype, dataset=dataset, job=job)

@@ -1,0 +1,46 @@
+"""The parts of a plan that only batch inference has: which rows, what is done with them, where they go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+TaskKind = Literal["custom"]
+OutputMode = Literal["resume", "error", "overwrite", "append"]
+BadRowRule = Literal["quarantine", "fail"]
+RaggedEnd = Literal["pad", "drop", "raise"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InferDataPlan:
+    """Which rows. ``columns`` are carried to the output, all of them if empty; ``limit`` is the first so many rows."""
+
+    uri: str
+    columns: tuple[str, ...]
+    limit: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskPlan:
+    """What is done with a row.
+
+    ``function`` is ``module:function``. ``inputs`` are the columns it gets, all that can be arrays if empty. Every
+    batch it sees has ``batch_rows`` rows.
+    """
+
+    kind: TaskKind
+    function: str | None
+    inputs: tuple[str, ...]
+    batch_rows: int
+    ragged: RaggedEnd
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputPlan:
+    """Where rows go. ``rows_per_part`` is the most a part holds; ``max_quarantine`` is ``"100"`` rows or ``"1%"``."""
+
+    uri: str
+    mode: OutputMode
+    rows_per_part: int
+    bad_rows: BadRowRule
+    max_quarantine: str

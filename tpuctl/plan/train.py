@@ -1,0 +1,157 @@
+"""A training recipe made a plan: optimizer, cadence and memory. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tpuctl import __version__
+from tpuctl.modelspec import ModelSpec
+from tpuctl.plan.budget import Workload, choose_remat, estimate, gib, shortage_hint
+from tpuctl.plan.environment import plan_job
+from tpuctl.plan.mesh import plan_mesh
+from tpuctl.plan.model import plan_model
+from tpuctl.plan.places import Here, plan_data, plan_run
+from tpuctl.plan.schema import (
+    BudgetPlan,
+    CheckpointPlan,
+    DataPlan,
+    ExpectPlan,
+    MeshPlan,
+    OptimPlan,
+    TrainJob,
+    TrainPlan,
+)
+from tpuctl.plan.slices import plan_slices
+from tpuctl.recipe.origin import Findings
+from tpuctl.recipe.schema import TrainRecipe
+from tpuctl.topology import generation
+
+ENTRYPOINT = "tpuctl.entrypoints.train"
+_LONGEST_WARMUP = 1000
+
+
+def resolve_train(recipe: TrainRecipe, *, environ: Mapping[str, str], here: Here) -> TrainJob:
+    """What a training recipe amounts to.
+
+    Raises:
+        RecipeError: all rules that are broken.
+    """
+    findings = Findings(origin=recipe.origin)
+    slices = plan_slices(recipe, findings=findings)
+    model = plan_model(recipe, findings=findings)
+    run = plan_run(recipe, here=here, findings=findings)
+    data = plan_data(recipe, here=here, findings=findings)
+    job = plan_job(recipe, environ=environ, findings=findings)
+    optim = _optim(recipe, findings)
+    _check_cadence(recipe, data, findings)
+    mesh = plan_mesh(recipe, slices, model, findings=findings) if slices and model else None
+    findings.settle()
+    assert slices is not None  # these three are None only together with a problem
+    assert model is not None
+    assert mesh is not None
+    train, budget = _train(recipe, model, mesh, hbm_bytes=generation(slices.generation).hbm_bytes_per_device)
+    _check_budget(Workload(model=model, mesh=mesh, train=train, hbm_bytes=budget.hbm_bytes), budget, findings)
+    findings.settle()
+    return TrainJob(
+        kind="train",
+        entrypoint=ENTRYPOINT,
+        tpuctl_version=__version__,
+        run=run,
+        slice=slices,
+        mesh=mesh,
+        model=model,
+        data=data,
+        optim=optim,
+        train=train,
+        checkpoint=CheckpointPlan(
+            every=recipe.checkpoint.every, keep=recipe.checkpoint.keep, resume=recipe.checkpoint.resume
+        ),
+        job=job,
+        expect=ExpectPlan(max_eval_loss=recipe.expect.max_eval_loss, max_bits_per_byte=recipe.expect.max_bits_per_byte),
+        budget=budget,
+        notes=tuple(findings.notes),
+    )
+
+
+def _optim(recipe: TrainRecipe, findings: Findings) -> OptimPlan:
+    optim, steps = recipe.optim, recipe.train.steps
+    warmup = min(steps // 10, _LONGEST_WARMUP) if optim.warmup_steps is None else optim.warmup_steps
+    if warmup > steps:
+        hint = f"use at most {steps}, or leave it out"
+        findings.refuse("optim.warmup_steps", f"{warmup} steps of warm-up in a run of {steps} steps", hint)
+    return OptimPlan(
+        learning_rate=optim.learning_rate,
+        schedule=optim.schedule,
+        warmup_steps=warmup,
+        decay_steps=_decay_steps(recipe, warmup, findings),
+        final_ratio=optim.final_ratio,
+        weight_decay=optim.weight_decay,
+        beta1=optim.beta1,
+        beta2=optim.beta2,
+        epsilon=optim.epsilon,
+        clip_norm=optim.clip_norm or None,
+    )
+
+
+def _decay_steps(recipe: TrainRecipe, warmup: int, findings: Findings) -> int:
+    optim, steps = recipe.optim, recipe.train.steps
+    after_warmup = max(steps - warmup, 0)
+    if optim.schedule == "constant":
+        if optim.decay_steps is not None:
+            findings.refuse("optim.decay_steps", "a constant schedule has no decay", "leave it out")
+        return 0
+    if optim.decay_steps is None:
+        return min(max(steps // 5, 1), after_warmup) if optim.schedule == "wsd" else after_warmup
+    if optim.schedule == "wsd" and optim.decay_steps > after_warmup:
+        message = f"a decay of {optim.decay_steps} steps does not fit into the {after_warmup} after warm-up"
+        findings.refuse("optim.decay_steps", message, f"use at most {after_warmup}")
+    elif optim.decay_steps > after_warmup:
+        findings.notes.append(f"optim.decay_steps = {optim.decay_steps}: the run ends before the decay does")
+    return optim.decay_steps
+
+
+def _check_cadence(recipe: TrainRecipe, data: DataPlan, findings: Findings) -> None:
+    train, steps = recipe.train, recipe.train.steps
+    if data.eval_uri is None:
+        if train.eval_every:
+            findings.refuse("train.eval_every", "there is no held-out text to evaluate on", "set data.eval_uri")
+        for gate in ("max_eval_loss", "max_bits_per_byte"):
+            if getattr(recipe.expect, gate) is not None:
+                findings.refuse(f"expect.{gate}", "there is no held-out text to judge by", "set data.eval_uri")
+    elif train.eval_every > steps:
+        findings.notes.append(f"train.eval_every = {train.eval_every}: evaluated once, after step {steps}")
+    if recipe.checkpoint.every > steps:
+        findings.notes.append(f"checkpoint.every = {recipe.checkpoint.every}: saved once, after step {steps}")
+
+
+def _train(recipe: TrainRecipe, model: ModelSpec, mesh: MeshPlan, *, hbm_bytes: int) -> tuple[TrainPlan, BudgetPlan]:
+    table = recipe.train
+    train = TrainPlan(
+        steps=table.steps,
+        global_batch=table.global_batch,
+        microbatches=table.microbatches,
+        sequence_length=table.sequence_length,
+        seed=table.seed,
+        compute_dtype=table.compute_dtype,
+        remat=table.remat or "none",
+        z_loss=table.z_loss,
+        dropout=recipe.model.dropout,
+        log_every=table.log_every,
+        eval_every=table.eval_every,
+        eval_batches=table.eval_batches,
+    )
+    work = Workload(model=model, mesh=mesh, train=train, hbm_bytes=hbm_bytes)
+    remat = table.remat or choose_remat(work)
+    return replace(train, remat=remat), estimate(work, remat)
+
+
+def _check_budget(work: Workload, budget: BudgetPlan, findings: Findings) -> None:
+    if budget.needed_bytes <= budget.hbm_bytes:
+        return
+    message = (
+        f"does not fit: about {gib(budget.needed_bytes)} per device, of {gib(budget.hbm_bytes)} "
+        f"(state {gib(budget.state_bytes)}, gradients {gib(budget.gradient_bytes)}, "
+        f"activations {gib(budget.activation_bytes)}, logits {gib(budget.logit_bytes)})"
+    )
+    findings.refuse("slice.topology", message, shortage_hint(work, budget))
