@@ -7,7 +7,7 @@ not grow with depth. Runs on one device as it is, and on a mesh inside ``jax.sha
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from jax import Array, lax
 from jaxtyping import Float, Int, Key
 
 from tpuctl.modelspec import ModelSpec
-from tpuctl.nn.attention import CONTEXT_NAME, AttentionKernel, attend
+from tpuctl.nn.attention import CONTEXT_NAME, NO_WINDOW, Attend, AttentionKernel, LayerView, RowAttention
 from tpuctl.nn.layers import ParamMaker, RMSNorm, Rotary, SwiGLU, dropout, project, project_back, rotary
 from tpuctl.nn.partition import WHOLE, Partition
 from tpuctl.plan.schema import RematPolicy
@@ -28,35 +28,38 @@ _MAX_WEIGHTS = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardOptions:
-    """How the decoder runs: nothing here changes what it computes, but for ``dropout``."""
+    """How the decoder runs: nothing here changes what it computes, but for ``dropout``.
+
+    ``dropout_keys``: one per row, or ``None`` for no dropout. ``kernel`` is for attention within rows only.
+    """
 
     kernel: AttentionKernel = "reference"
     remat: RematPolicy = "none"
     dropout: float = 0.0
+    dropout_keys: Key[Array, " b"] | None = None
     partition: Partition = WHOLE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRows:
-    """Rows of tokens with where they stand. ``dropout_keys``: one per row, or ``None`` for no dropout."""
+    """Rows of tokens with where they stand."""
 
     tokens: Int[Array, "b s"]
     positions: Int[Array, "b s"]
     segment_ids: Int[Array, "b s"]
-    dropout_keys: Key[Array, " b"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Context:
-    """What every layer needs beside its input."""
+class _Surroundings:
+    """What a layer needs beside its parameters and its input. ``options`` hold this layer's dropout keys."""
 
     rotary: Rotary
-    segment_ids: Int[Array, "b s"]
-    dropout_keys: Key[Array, " b"] | None
+    view: LayerView
+    attend: Attend
+    options: ForwardOptions
 
 
-for _node in (TokenRows, _Context):
-    jax.tree_util.register_dataclass(_node)
+jax.tree_util.register_dataclass(TokenRows)
 
 
 class Attention(nnx.Module):
@@ -65,19 +68,23 @@ class Attention(nnx.Module):
     def __init__(self, spec: ModelSpec, *, out_std: float, make: ParamMaker) -> None:
         hidden, heads, kv_heads, dim = spec.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim
         std = hidden**-0.5
+        self.scale = dim**-0.5
         self.query = make.normal((hidden, heads, dim), ("embed", "heads", "head_dim"), std=std)
         self.key = make.normal((hidden, kv_heads, dim), ("embed", "kv_heads", "head_dim"), std=std)
         self.value = make.normal((hidden, kv_heads, dim), ("embed", "kv_heads", "head_dim"), std=std)
         out_axes = ("embed", "heads", "head_dim")
         self.out = make.normal((hidden, heads, dim), out_axes, std=out_std * (heads * dim) ** -0.5)
 
-    def __call__(self, x: Float[Array, "b s d"], context: _Context, options: ForwardOptions) -> Float[Array, "b s d"]:
-        """Partial sums over ``tensor``, to be added up by the caller's ``scatter_sequence``."""
-        weight = options.partition.weight
+    def __call__(
+        self, x: Float[Array, "b s d"], state: Any, around: _Surroundings
+    ) -> tuple[Float[Array, "b s d"], Any]:
+        """Partial sums over ``tensor``, to be added up by the caller's ``scatter_sequence``; and the next state."""
+        weight = around.options.partition.weight
         q, k, v = (project(x, weight(param)) for param in (self.query, self.key, self.value))
-        q, k = context.rotary.rotate(q), context.rotary.rotate(k)
-        mixed = attend(q, k, v, segment_ids=context.segment_ids, kernel=options.kernel)
-        return project_back(mixed, weight(self.out))
+        q, k = around.rotary.rotate(q), around.rotary.rotate(k)
+        scaled = q * jnp.asarray(self.scale, q.dtype)
+        mixed, state = around.attend(scaled, k, v, layer=around.view, state=state)
+        return project_back(mixed, weight(self.out)), state
 
 
 class Block(nnx.Module):
@@ -90,13 +97,15 @@ class Block(nnx.Module):
         self.mlp_norm = RMSNorm(spec.hidden_size, epsilon=spec.norm_eps, make=make)
         self.mlp = SwiGLU(spec.hidden_size, spec.mlp_size, out_std=out_std, make=make)
 
-    def __call__(self, x: Float[Array, "b s d"], context: _Context, options: ForwardOptions) -> Float[Array, "b s d"]:
-        """The layer's output; ``x`` and the result are split along the sequence over ``tensor``."""
-        part = options.partition
-        attended = self.attention(part.gather_sequence(self.attention_norm(x)), context, options)
-        x = x + _dropped(part.scatter_sequence(attended), context, options, site=0)
+    def __call__(
+        self, x: Float[Array, "b s d"], state: Any, around: _Surroundings
+    ) -> tuple[Float[Array, "b s d"], Any]:
+        """The layer's output and the next state; ``x`` and the output are split along the sequence over ``tensor``."""
+        part = around.options.partition
+        attended, state = self.attention(part.gather_sequence(self.attention_norm(x)), state, around)
+        x = x + _dropped(part.scatter_sequence(attended), around.options, site=0)
         mixed = self.mlp(part.gather_sequence(self.mlp_norm(x)), partition=part)
-        return x + _dropped(part.scatter_sequence(mixed), context, options, site=1)
+        return x + _dropped(part.scatter_sequence(mixed), around.options, site=1), state
 
 
 class Decoder(nnx.Module):
@@ -105,9 +114,7 @@ class Decoder(nnx.Module):
     def __init__(self, spec: ModelSpec, *, key: Key[Array, ""]) -> None:
         keys = iter(jax.random.split(key, _MAX_WEIGHTS))
         make = ParamMaker(keys=keys)
-        self.num_layers = spec.num_layers
-        self.head_dim = spec.head_dim
-        self.rope_theta = spec.rope_theta
+        self.spec = spec
         self.embedding = make.normal((spec.vocab_size, spec.hidden_size), ("vocab", "embed"), std=_EMBED_STD)
         self.layers = Block(spec, make=ParamMaker(keys=keys, layers=spec.num_layers))
         self.final_norm = RMSNorm(spec.hidden_size, epsilon=spec.norm_eps, make=make)
@@ -115,15 +122,41 @@ class Decoder(nnx.Module):
         self.head = None if spec.tied_embedding else make.normal(head_shape, ("embed", "vocab"), std=_EMBED_STD)
 
     def hidden(self, rows: TokenRows, *, options: ForwardOptions) -> Float[Array, "b s d"]:
-        """Hidden states after the last norm, whole along the sequence, in the dtype of the weights."""
-        context = _Context(
-            rotary=rotary(rows.positions, head_dim=self.head_dim, theta=self.rope_theta),
+        """Hidden states of rows that hold all there is to see: ``run`` with attention within their segments."""
+        attend = RowAttention(
             segment_ids=rows.segment_ids,
-            dropout_keys=rows.dropout_keys,
+            kernel=options.kernel,
+            window=self.spec.sliding_window if self.spec.local_layers else None,
+            all_local=len(self.spec.local_layers) == self.spec.num_layers,
         )
-        x = options.partition.embed(self.embedding, rows.tokens)
-        x = self._run_layers(x, context, options)
-        return options.partition.gather_sequence(self.final_norm(x))
+        return self.run(rows.tokens, rows.positions, attend=attend, state=(), options=options)[0]
+
+    def run(
+        self,
+        tokens: Int[Array, "b s"],
+        positions: Int[Array, "b s"],
+        *,
+        attend: Attend,
+        state: Any,
+        options: ForwardOptions,
+    ) -> tuple[Float[Array, "b s d"], Any]:
+        """Hidden states after the last norm, whole along the sequence, in the dtype of the weights; and the state.
+
+        ``state``, any pytree, goes through ``attend`` of every layer in turn: the caches of an engine, say. On a
+        mesh ``s`` must divide over ``tensor``.
+        """
+        turn = rotary(positions, head_dim=self.spec.head_dim, theta=self.spec.rope_theta)
+        x = options.partition.embed(self.embedding, tokens)
+        graph, stacked = nnx.split(self.layers)
+
+        def layer(carry: tuple[Array, Any], this: tuple[Any, LayerView]) -> tuple[tuple[Array, Any], None]:
+            params, view = this
+            inside = replace(options, dropout_keys=_folded(options.dropout_keys, view.index))
+            around = _Surroundings(rotary=turn, view=view, attend=attend, options=inside)
+            return nnx.merge(graph, params)(*carry, around), None
+
+        (x, state), _ = lax.scan(rematerialised(layer, options.remat), (x, state), (stacked, self._views()))
+        return options.partition.gather_sequence(self.final_norm(x)), state
 
     def head_matrix(self, *, partition: Partition) -> Float[Array, "d v_shard"]:
         """The matrix from hidden states to logits, whole over ``fsdp``: the embedding's transpose if tied."""
@@ -136,16 +169,14 @@ class Decoder(nnx.Module):
         hidden = self.hidden(rows, options=ForwardOptions())
         return jnp.dot(hidden, self.head_matrix(partition=WHOLE), preferred_element_type=jnp.float32)
 
-    def _run_layers(self, x: Float[Array, "b s d"], context: _Context, options: ForwardOptions) -> Array:
-        graph, stacked = nnx.split(self.layers)
-
-        def layer(x: Array, layer_params: tuple[Any, Array]) -> tuple[Array, None]:
-            params, index = layer_params
-            inside = _with_layer_keys(context, index)
-            return nnx.merge(graph, params)(x, inside, options), None
-
-        indices = jnp.arange(self.num_layers)
-        return lax.scan(rematerialised(layer, options.remat), x, (stacked, indices))[0]
+    def _views(self) -> LayerView:
+        """Of all layers, stacked."""
+        spec = self.spec
+        local = dict.fromkeys(spec.local_layers, spec.sliding_window)
+        windows = [local.get(layer) or NO_WINDOW for layer in range(spec.num_layers)]
+        return LayerView(
+            index=jnp.arange(spec.num_layers), window=jnp.asarray(windows, jnp.int32), softcap=spec.attention_softcap
+        )
 
 
 def rematerialised(layer: Callable[..., Any], policy: RematPolicy) -> Callable[..., Any]:
@@ -168,15 +199,12 @@ def rematerialised(layer: Callable[..., Any], policy: RematPolicy) -> Callable[.
     return jax.checkpoint(layer, policy=keep, prevent_cse=False)
 
 
-def _with_layer_keys(context: _Context, layer: Array) -> _Context:
-    if context.dropout_keys is None:
-        return context
-    keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(context.dropout_keys, layer)
-    return _Context(rotary=context.rotary, segment_ids=context.segment_ids, dropout_keys=keys)
-
-
-def _dropped(x: Float[Array, "b s d"], context: _Context, options: ForwardOptions, *, site: int) -> Array:
-    if context.dropout_keys is None or not options.dropout:
+def _dropped(x: Float[Array, "b s d"], options: ForwardOptions, *, site: int) -> Array:
+    if options.dropout_keys is None or not options.dropout:
         return x
-    keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(context.dropout_keys, site)
+    keys = _folded(options.dropout_keys, site)
     return dropout(x, rate=options.dropout, keys=keys, partition=options.partition)
+
+
+def _folded(keys: Any, number: Array | int) -> Any:
+    return None if keys is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)

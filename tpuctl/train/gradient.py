@@ -9,7 +9,7 @@ what is left to sum (over slices, and the norm scales) is only ever a device's o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -203,10 +203,8 @@ def _objective(
     program: LossProgram, working: ParamTree, batch: GlobalBatch, *, row_keys: Key[Array, " rows"] | None
 ) -> tuple[Float[Array, ""], LossSums]:
     decoder = bind(program.plan.model, working)
-    rows = TokenRows(
-        tokens=batch.tokens, positions=batch.positions, segment_ids=batch.segment_ids, dropout_keys=row_keys
-    )
-    hidden = decoder.hidden(rows, options=program.forward)
+    rows = TokenRows(tokens=batch.tokens, positions=batch.positions, segment_ids=batch.segment_ids)
+    hidden = decoder.hidden(rows, options=replace(program.forward, dropout_keys=row_keys))
     head = decoder.head_matrix(partition=program.forward.partition)
     targets = Targets(tokens=batch.targets, mask=batch.loss_mask)
     objective, nats = cross_entropy(hidden, head, targets, options=program.loss)
