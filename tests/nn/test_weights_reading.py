@@ -12,7 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tests.fakes.tensor_files import write_tensors
 from tpuctl.errors import WeightsError
 from tpuctl.nn.weights_boxes import full
-from tpuctl.nn.weights_reading import LeafFiles, Reader, Source
+from tpuctl.nn.weights_leaves import LeafFiles, Source
+from tpuctl.nn.weights_reading import Reader
 from tpuctl.safetensors import Tensor, read_tensor_file
 
 LAYERS, HEADS, WIDTH, HIDDEN = 3, 4, 6, 16

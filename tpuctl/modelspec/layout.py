@@ -77,7 +77,7 @@ def _attention(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 def _mlp(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     inward = ("gate", "up") if spec.mlp_gated else ("up",)
-    found: dict[str, tuple[int, ...]] = {name: (spec.hidden_size, spec.mlp_size) for name in (*inward, "down")}
+    found: dict[str, tuple[int, ...]] = dict.fromkeys((*inward, "down"), (spec.hidden_size, spec.mlp_size))
     if spec.mlp_bias:
         found |= {f"{name}_bias": (spec.mlp_size,) for name in inward} | {"down_bias": (spec.hidden_size,)}
     return {f"mlp/{name}": shape for name, shape in found.items()}

@@ -8,7 +8,7 @@ exchange rows for columns among themselves. Docs: docs/design/weights.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,21 +16,56 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from tpuctl.model_folder import open_weights
+from tpuctl.modelspec import ModelSpec
+from tpuctl.nn.params import ParamTree
 from tpuctl.nn.weights_boxes import Box, box_of
-from tpuctl.nn.weights_reading import LeafFiles, Reader, excess
+from tpuctl.nn.weights_fit import fit
+from tpuctl.nn.weights_leaves import LeafFiles, excess
+from tpuctl.nn.weights_reading import Reader
 
 # So much more than what its devices need may a host read before an exchange is worth its compilation.
 _TOLERATED = 1.05
 
 
-def read_leaves(
-    leaves: Mapping[str, LeafFiles], shardings: Mapping[str, NamedSharding], *, dtype: Any, reader: Reader
-) -> dict[str, Array]:
-    """The leaves as global arrays, one after another, so that no host holds more than one beside what is done.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """Parameters, and the bytes this host has read for them."""
 
-    Every host calls this with the same arguments.
+    params: ParamTree
+    bytes_read: int
+
+
+def load_params(spec: ModelSpec, uri: str, *, family: str, shardings: ParamTree, dtype: Any) -> Loaded:
+    """The parameters of a model folder, as ``nn.params`` has them, on the devices where ``shardings`` puts them.
+
+    Every host of the mesh calls this with the same arguments. One leaf is read after another, so that a host holds
+    its part of no more than one beside what is done.
+
+    Args:
+        spec: The model, as the folder's ``config.json`` describes it.
+        uri: The folder, local or ``gs://``.
+        family: Its ``model_type``, which names the tensors.
+        shardings: A ``NamedSharding`` for each parameter.
+        dtype: Of the result; stored values are converted, float32 to bfloat16 by rounding to nearest.
+
+    Raises:
+        WeightsError: the folder's tensors are not exactly those of the spec, or damaged; nothing is ever made up.
+        StorageError: it can't be read.
     """
-    return {name: _read_leaf(leaf, shardings[name], np.dtype(dtype), reader) for name, leaf in leaves.items()}
+    leaves = fit(open_weights(uri), spec, family=family)
+    reader = Reader()
+    try:
+        params = jax.tree_util.tree_map_with_path(
+            lambda path, place: _read_leaf(leaves[_path(path)], place, np.dtype(dtype), reader), shardings
+        )
+    finally:
+        reader.close()
+    return Loaded(params=params, bytes_read=reader.bytes_read)
+
+
+def _path(keys: Any) -> str:
+    return jax.tree_util.keystr(keys, simple=True, separator="/")
 
 
 def _read_leaf(leaf: LeafFiles, target: NamedSharding, dtype: np.dtype[Any], reader: Reader) -> Array:
