@@ -12,6 +12,7 @@ def describe_train(plan: TrainJob) -> list[tuple[str, str]]:
     return [
         ("mesh", f"slice {mesh.slice} · data {mesh.data} · fsdp {mesh.fsdp} · tensor {mesh.tensor}"),
         ("model", _model(plan)),
+        ("weights", _weights(plan)),
         ("data", _data(plan)),
         ("train", _train(plan)),
         ("optim", _optim(plan)),
@@ -40,6 +41,12 @@ def _model(plan: TrainJob) -> str:
     heads = f"{model.num_heads}/{model.num_kv_heads} heads × {model.head_dim}"
     sizes = f"hidden {model.hidden_size}, {model.num_layers} layers, {heads}, mlp {model.mlp_size}"
     return f"{model.name}: {plan.budget.parameters:,} parameters; {sizes}, vocabulary {model.vocab_size}"
+
+
+def _weights(plan: TrainJob) -> str:
+    if plan.weights is None:
+        return f"drawn from seed {plan.train.seed}"
+    return f"{plan.weights.uri} ({plan.weights.family}); a resumed run has its checkpoint's"
 
 
 def _data(plan: TrainJob) -> str:

@@ -12,6 +12,7 @@ from tpuctl.cli.options import Output, OutputOption, RecipeArgument, SetOption
 
 if TYPE_CHECKING:
     from tpuctl.plan.schema import Plan
+    from tpuctl.recipe.schema import Recipe
 
 
 def plan(recipe: RecipeArgument, set_: SetOption = None, output: OutputOption = Output.text) -> None:
@@ -28,10 +29,18 @@ def plan(recipe: RecipeArgument, set_: SetOption = None, output: OutputOption = 
 
 def resolve_recipe(recipe: Path, overrides: Sequence[str]) -> Plan:
     """The plan of a recipe file here and now; its secrets are not masked."""
-    from tpuctl.plan.resolve import resolve
     from tpuctl.recipe.load import load_recipe
 
-    return resolve(load_recipe(recipe, overrides=overrides), environ=os.environ, cwd=Path.cwd())
+    return resolve_here(load_recipe(recipe, overrides=overrides))
+
+
+def resolve_here(recipe: Recipe) -> Plan:
+    """The plan of a loaded recipe here and now, once the model folder it may name has been looked into."""
+    from tpuctl.plan.resolve import resolve
+    from tpuctl.plan.source import read_source
+
+    source = read_source(recipe, environ=os.environ, cwd=Path.cwd())
+    return resolve(recipe, environ=os.environ, cwd=Path.cwd(), source=source)
 
 
 def describe(plan: Plan) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,7 +64,7 @@ def run_recipe(asked: Asked, manner: Manner) -> ExitCode:
         ClusterError: as ``launch_and_follow`` does.
     """
     from tpuctl.cli.launch import Launching, launch_and_follow
-    from tpuctl.plan.resolve import resolve
+    from tpuctl.cli.plan import resolve_here
     from tpuctl.recipe.load import load_recipe
     from tpuctl.recipe.values import parse_duration
 
@@ -78,7 +77,7 @@ def run_recipe(asked: Asked, manner: Manner) -> ExitCode:
 
         show_plan(asked.recipe, asked.overrides, asked.output)
         return ExitCode.DONE
-    plan = resolve(loaded, environ=os.environ, cwd=Path.cwd())
+    plan = resolve_here(loaded)
     launching = Launching(
         plan=plan,
         files=manner.files(plan),

@@ -24,6 +24,7 @@ from tpuctl.entrypoints.prepare import Text, prepare
 from tpuctl.entrypoints.stopping import forward_sigterm
 from tpuctl.entrypoints.train_host import HostConfig, HostResult, train_host
 from tpuctl.entrypoints.trainer import make_trainer
+from tpuctl.entrypoints.weights import starting_weights
 from tpuctl.errors import ExpectationError
 from tpuctl.plan.schema import ExpectPlan, TrainJob
 from tpuctl.storage import join
@@ -45,7 +46,8 @@ def main(plan: TrainJob) -> int:
         forward_sigterm(identity.submission_id)
         with Deadline(plan.job, identity.submission_id):
             text = prepare(plan)
-            result = _train(plan, text, identity)
+            config = HostConfig(plan=plan, text=text, weights=starting_weights(plan), job=identity.submission_id)
+            result = _train(config, identity)
         run.ended("stopped" if result.stopped else "succeeded")
         if not result.stopped:
             _tell_baselines(plan, text)
@@ -85,12 +87,13 @@ def _tell_baselines(plan: TrainJob, text: Text) -> None:
     emit("baselines", rows=[{"name": row.name, "bits_per_byte": row.bits_per_byte} for row in found])
 
 
-def _train(plan: TrainJob, text: Text, identity: Identity) -> HostResult:
+def _train(config: HostConfig, identity: Identity) -> HostResult:
+    plan = config.plan
     simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
     trainer = make_trainer(
         plan,
         train_host,
-        config=HostConfig(plan=plan, text=text, job=identity.submission_id).to_ray(),
+        config=config.to_ray(),
         storage=join(plan.run.directory, "ray", str(identity.attempt)),
         simulated=simulated,
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tpuctl.errors import RecipeError
 from tpuctl.plan.schema import DataPlan, Plan, RunPlan
-from tpuctl.plan.tokenizer import check_tokenizer, is_tokenizer_file
+from tpuctl.plan.tokenizer import check_tokenizer, is_local_file
 from tpuctl.recipe.origin import Findings, Origin
 from tpuctl.recipe.schema import Recipe, TrainRecipe
 
@@ -40,20 +40,20 @@ def plan_run(recipe: Recipe, *, here: Here, findings: Findings) -> RunPlan:
     """The run's name and directory."""
     name = recipe.run.name or _name_of_file(recipe.origin.file, findings)
     directory = recipe.run.directory or f"runs/{name}"
-    place = _placed("run.directory", directory, schemes=(), here=here, findings=findings)
+    place = placed("run.directory", directory, schemes=(), here=here, findings=findings)
     return RunPlan(name=name, directory=place, shared=recipe.run.shared)
 
 
-def plan_data(recipe: TrainRecipe, *, here: Here, findings: Findings) -> DataPlan:
+def plan_data(recipe: TrainRecipe, *, tokenizer: str, here: Here, findings: Findings) -> DataPlan:
     """The text and its tokenizer."""
     data = recipe.data
-    check_tokenizer(recipe, findings=findings)
+    check_tokenizer(tokenizer, findings=findings)
     uri = _text_place("data.uri", data.uri, here=here, findings=findings)
     return DataPlan(
         uri=uri,
         eval_uri=_held_out(data.eval_uri, uri, here=here, findings=findings),
         text_column=data.text_column,
-        tokenizer=here.absolute(data.tokenizer) if is_tokenizer_file(data.tokenizer) else data.tokenizer,
+        tokenizer=here.absolute(tokenizer) if is_local_file(tokenizer) else tokenizer,
         packing=data.packing,
         ragged=data.ragged,
         epochs=data.epochs,
@@ -70,7 +70,24 @@ def dataset_place(key: str, uri: str, *, here: Here, findings: Findings) -> str:
 
 def storage_place(key: str, uri: str, *, here: Here, findings: Findings) -> str:
     """An absolute place that can be written to."""
-    return _placed(key, uri, schemes=(), here=here, findings=findings)
+    return placed(key, uri, schemes=(), here=here, findings=findings)
+
+
+def placed(key: str, uri: str, *, schemes: tuple[str, ...], here: Here, findings: Findings) -> str:
+    """An absolute local path, or a URI of one of the schemes."""
+    scheme, separator, rest = uri.partition("://")
+    if separator and scheme == "file":
+        return here.absolute("/" + rest.lstrip("/"))
+    if separator and scheme in schemes:
+        bucket, _, _ = rest.partition("/")
+        if not bucket:
+            findings.refuse(key, f"{uri!r} names no bucket", "write gs://bucket/path")
+        return uri.rstrip("/")
+    if separator or uri.startswith(("gs:", "s3:", "http:", "https:")):
+        allowed = " or ".join(["a local path", *(f"{name}://bucket/path" for name in schemes)])
+        findings.refuse(key, f"{uri!r} can't be used here", f"write {allowed}")
+        return uri
+    return here.absolute(uri)
 
 
 def check_shared_storage(plan: Plan, *, simulated: bool, origin: Origin | None = None) -> None:
@@ -121,21 +138,4 @@ def _text_place(key: str, uri: str, *, here: Here, findings: Findings) -> str:
     if uri.startswith("gs://"):
         findings.refuse(key, "text in gs:// can't be read yet", "copy it to a folder every host sees")
         return uri
-    return _placed(key, uri, schemes=(), here=here, findings=findings)
-
-
-def _placed(key: str, uri: str, *, schemes: tuple[str, ...], here: Here, findings: Findings) -> str:
-    """An absolute local path, or a URI of one of the schemes."""
-    scheme, separator, rest = uri.partition("://")
-    if separator and scheme == "file":
-        return here.absolute("/" + rest.lstrip("/"))
-    if separator and scheme in schemes:
-        bucket, _, _ = rest.partition("/")
-        if not bucket:
-            findings.refuse(key, f"{uri!r} names no bucket", "write gs://bucket/path")
-        return uri.rstrip("/")
-    if separator or uri.startswith(("gs:", "s3:", "http:", "https:")):
-        allowed = " or ".join(["a local path", *(f"{name}://bucket/path" for name in schemes)])
-        findings.refuse(key, f"{uri!r} can't be used here", f"write {allowed}")
-        return uri
-    return here.absolute(uri)
+    return placed(key, uri, schemes=(), here=here, findings=findings)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from tpuctl.recipe.origin import Findings
-from tpuctl.recipe.schema import TrainRecipe
 
 # All 256 bytes and the document separator: what every tokenizer of ours has at least.
 SMALLEST_VOCABULARY = 257
 _LARGEST_BPE = 1_000_000
 
 
-def check_tokenizer(recipe: TrainRecipe, *, findings: Findings) -> None:
+def check_tokenizer(name: str, *, findings: Findings) -> None:
     """Refuse a name that means nothing."""
-    name = recipe.data.tokenizer
     if tokenizer_ids(name) is not None or is_tokenizer_file(name):
         return
     if name.startswith("bpe:"):
@@ -34,5 +32,10 @@ def tokenizer_ids(name: str) -> int | None:
 
 
 def is_tokenizer_file(name: str) -> bool:
+    """Whether the name is a place: a local path, or an object or folder in a bucket."""
+    return is_local_file(name) or name.startswith("gs://")
+
+
+def is_local_file(name: str) -> bool:
     """Whether the name is a local path: a ``.json`` file, or anything that can't be a plain word."""
     return "://" not in name and (name.endswith(".json") or "/" in name or name.startswith((".", "~")))

@@ -10,7 +10,7 @@ from tpuctl.modelspec import ModelSpec
 from tpuctl.plan.budget import Workload, choose_remat, estimate, gib, shortage_hint
 from tpuctl.plan.environment import plan_job
 from tpuctl.plan.mesh import plan_mesh
-from tpuctl.plan.model import plan_model
+from tpuctl.plan.model import plan_model, plan_tokenizer
 from tpuctl.plan.places import Here, plan_data, plan_run
 from tpuctl.plan.schema import (
     BudgetPlan,
@@ -21,8 +21,10 @@ from tpuctl.plan.schema import (
     OptimPlan,
     TrainJob,
     TrainPlan,
+    WeightsPlan,
 )
 from tpuctl.plan.slices import plan_slices
+from tpuctl.plan.source import ModelSource
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import TrainRecipe
 from tpuctl.topology import generation
@@ -31,7 +33,9 @@ ENTRYPOINT = "tpuctl.entrypoints.train"
 _LONGEST_WARMUP = 1000
 
 
-def resolve_train(recipe: TrainRecipe, *, environ: Mapping[str, str], here: Here) -> TrainJob:
+def resolve_train(
+    recipe: TrainRecipe, *, environ: Mapping[str, str], here: Here, source: ModelSource | None
+) -> TrainJob:
     """What a training recipe amounts to.
 
     Raises:
@@ -39,9 +43,10 @@ def resolve_train(recipe: TrainRecipe, *, environ: Mapping[str, str], here: Here
     """
     findings = Findings(origin=recipe.origin)
     slices = plan_slices(recipe, findings=findings)
-    model = plan_model(recipe, findings=findings)
+    tokenizer = plan_tokenizer(recipe, source)
+    model = plan_model(recipe, source=source, tokenizer=tokenizer, findings=findings)
     run = plan_run(recipe, here=here, findings=findings)
-    data = plan_data(recipe, here=here, findings=findings)
+    data = plan_data(recipe, tokenizer=tokenizer, here=here, findings=findings)
     job = plan_job(recipe, environ=environ, findings=findings)
     optim = _optim(recipe, findings)
     _check_cadence(recipe, data, findings)
@@ -61,6 +66,7 @@ def resolve_train(recipe: TrainRecipe, *, environ: Mapping[str, str], here: Here
         slice=slices,
         mesh=mesh,
         model=model,
+        weights=None if source is None else WeightsPlan(uri=source.uri, family=source.family),
         data=data,
         optim=optim,
         train=train,
