@@ -13,7 +13,7 @@ from tpuctl.errors import RecipeError, StorageError, WeightsError
 from tpuctl.model_folder import read_config, tokenizer_files
 from tpuctl.modelspec import ModelSpec
 from tpuctl.modelspec.huggingface import spec_from_config
-from tpuctl.plan.places import Here, placed
+from tpuctl.plan.places import Here, storage_place
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import Recipe, TrainRecipe
 
@@ -38,7 +38,7 @@ def read_source(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[
         return None
     findings = Findings(origin=recipe.origin)
     here = Here.of(cwd, environ)
-    uri = placed("model.source", recipe.model.source, schemes=("gs",), here=here, findings=findings)
+    uri = storage_place("model.source", recipe.model.source, here=here, findings=findings)
     findings.settle()
     try:
         return open_source(uri)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,10 +20,11 @@ def arrow_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
     """The filesystem that holds ``uri``, and its path there."""
     if not is_gcs(uri):
         return fs.LocalFileSystem(), str(Path(uri.removeprefix("file://")).absolute())
-    return _gcs(endpoint()), uri.removeprefix(GCS)
+    return _gcs(endpoint(), os.getpid()), uri.removeprefix(GCS)
 
 
-def _gcs(at: str | None) -> fs.GcsFileSystem:
+@lru_cache(maxsize=8)
+def _gcs(at: str | None, _pid: int) -> fs.GcsFileSystem:
     if at is None:
         return fs.GcsFileSystem(retry_time_limit=_RETRY_LIMIT)
     split = urlsplit(at)

@@ -6,17 +6,22 @@ Only the text column is ever read, so other columns may differ between files as 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tpuctl.errors import DataError
+from tpuctl.errors import DataError, StorageError
+from tpuctl.storage import is_gcs
+from tpuctl.storage.arrow import arrow_filesystem
 
 # Decoded bytes to ask the reader for at a time; a row group may be larger than memory.
 _BATCH_BYTES = 4 << 20
 _MAX_BATCH_ROWS = 4096
 _READ_BUFFER_BYTES = 1 << 20
+# Every fill of the buffer is a request, and a request to a bucket costs as much as some MiB.
+_BUCKET_BUFFER_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,17 +67,30 @@ def read_group(path: str, group: int, *, column: str) -> Iterator[pa.Array]:
             for batch in file.iter_batches(batch_size=rows, row_groups=[group], columns=[column], use_threads=False):
                 yield batch.column(0).cast(pa.large_string())
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{path}: row group {group}, column {column!r} can't be read: {error}") from error
+            what = f"row group {group}, column {column!r} can't be read: {error}"
+            raise _unreadable(path, what, error) from error
 
 
-def _open(path: str) -> pq.ParquetFile:
+@contextmanager
+def _open(path: str) -> Iterator[pq.ParquetFile]:
+    filesystem, inner = arrow_filesystem(path)
+    buffer = _BUCKET_BUFFER_BYTES if is_gcs(path) else _READ_BUFFER_BYTES
     try:
-        return pq.ParquetFile(path, buffer_size=_READ_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
+        source = filesystem.open_input_file(inner)
+        file = pq.ParquetFile(source, buffer_size=buffer, pre_buffer=False, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"{path} can't be read as parquet: {error}",
-            hint="remove the file, write it anew, or name only good ones in data.uri (a glob may)",
-        ) from error
+        raise _unreadable(path, f"can't be read as parquet: {error}", error) from error
+    with source, file:
+        yield file
+
+
+def _unreadable(path: str, what: str, error: Exception) -> DataError | StorageError:
+    """The error for a file: of the data, or of the bucket, which then has kept failing for minutes."""
+    if is_gcs(path) and not isinstance(error, pa.ArrowException):
+        return StorageError(f"{path}: {error}", hint="start the run again: it resumes from its last checkpoint")
+    return DataError(
+        f"{path} {what}", hint="remove the file, write it anew, or name only good ones in data.uri (a glob may)"
+    )
 
 
 def _text_column_index(file: pq.ParquetFile, *, path: str, column: str) -> int:
