@@ -9,9 +9,10 @@ import pytest
 
 from tests.fakes.tiny_training import SPEC
 from tpuctl.nn.decoder import ForwardOptions, TokenRows
-from tpuctl.nn.layers import dropout, rotary
+from tpuctl.nn.layers import dropout
 from tpuctl.nn.params import bind, init_params, logical_axes
 from tpuctl.nn.partition import WHOLE
+from tpuctl.nn.rotary import rotary
 
 
 @pytest.fixture(scope="module")

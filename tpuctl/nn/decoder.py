@@ -6,7 +6,8 @@ not grow with depth. Runs on one device as it is, and on a mesh inside ``jax.sha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,27 +18,15 @@ from jax import Array, lax
 from jaxtyping import Float, Int, Key
 
 from tpuctl.modelspec import ModelSpec
-from tpuctl.nn.attention import CONTEXT_NAME, NO_WINDOW, Attend, AttentionKernel, LayerView, RowAttention
-from tpuctl.nn.layers import ParamMaker, RMSNorm, Rotary, SwiGLU, dropout, project, project_back, rotary
+from tpuctl.nn.attention import CONTEXT_NAME, NO_WINDOW, Attend, LayerView, RowAttention
+from tpuctl.nn.block import Block, ForwardOptions, Surroundings, folded, residual_norm
+from tpuctl.nn.layers import ParamMaker
 from tpuctl.nn.partition import WHOLE, Partition
+from tpuctl.nn.rotary import layer_rotaries
 from tpuctl.plan.schema import RematPolicy
 
 _EMBED_STD = 0.02
 _MAX_WEIGHTS = 32
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ForwardOptions:
-    """How the decoder runs: nothing here changes what it computes, but for ``dropout``.
-
-    ``dropout_keys``: one per row, or ``None`` for no dropout. ``kernel`` is for attention within rows only.
-    """
-
-    kernel: AttentionKernel = "reference"
-    remat: RematPolicy = "none"
-    dropout: float = 0.0
-    dropout_keys: Key[Array, " b"] | None = None
-    partition: Partition = WHOLE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,63 +38,7 @@ class TokenRows:
     segment_ids: Int[Array, "b s"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Surroundings:
-    """What a layer needs beside its parameters and its input. ``options`` hold this layer's dropout keys."""
-
-    rotary: Rotary
-    view: LayerView
-    attend: Attend
-    options: ForwardOptions
-
-
 jax.tree_util.register_dataclass(TokenRows)
-
-
-class Attention(nnx.Module):
-    """Grouped-query self-attention with rotary positions."""
-
-    def __init__(self, spec: ModelSpec, *, out_std: float, make: ParamMaker) -> None:
-        hidden, heads, kv_heads, dim = spec.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim
-        std = hidden**-0.5
-        self.scale = dim**-0.5
-        self.query = make.normal((hidden, heads, dim), ("embed", "heads", "head_dim"), std=std)
-        self.key = make.normal((hidden, kv_heads, dim), ("embed", "kv_heads", "head_dim"), std=std)
-        self.value = make.normal((hidden, kv_heads, dim), ("embed", "kv_heads", "head_dim"), std=std)
-        out_axes = ("embed", "heads", "head_dim")
-        self.out = make.normal((hidden, heads, dim), out_axes, std=out_std * (heads * dim) ** -0.5)
-
-    def __call__(
-        self, x: Float[Array, "b s d"], state: Any, around: _Surroundings
-    ) -> tuple[Float[Array, "b s d"], Any]:
-        """Partial sums over ``tensor``, to be added up by the caller's ``scatter_sequence``; and the next state."""
-        weight = around.options.partition.weight
-        q, k, v = (project(x, weight(param)) for param in (self.query, self.key, self.value))
-        q, k = around.rotary.rotate(q), around.rotary.rotate(k)
-        scaled = q * jnp.asarray(self.scale, q.dtype)
-        mixed, state = around.attend(scaled, k, v, layer=around.view, state=state)
-        return project_back(mixed, weight(self.out)), state
-
-
-class Block(nnx.Module):
-    """One layer: attention, then the MLP, each on the normalised input and added to it."""
-
-    def __init__(self, spec: ModelSpec, *, make: ParamMaker) -> None:
-        out_std = (2 * spec.num_layers) ** -0.5  # keeps the residual stream's variance flat in depth (GPT-2)
-        self.attention_norm = RMSNorm(spec.hidden_size, epsilon=spec.norm_eps, make=make)
-        self.attention = Attention(spec, out_std=out_std, make=make)
-        self.mlp_norm = RMSNorm(spec.hidden_size, epsilon=spec.norm_eps, make=make)
-        self.mlp = SwiGLU(spec.hidden_size, spec.mlp_size, out_std=out_std, make=make)
-
-    def __call__(
-        self, x: Float[Array, "b s d"], state: Any, around: _Surroundings
-    ) -> tuple[Float[Array, "b s d"], Any]:
-        """The layer's output and the next state; ``x`` and the output are split along the sequence over ``tensor``."""
-        part = around.options.partition
-        attended, state = self.attention(part.gather_sequence(self.attention_norm(x)), state, around)
-        x = x + _dropped(part.scatter_sequence(attended), around.options, site=0)
-        mixed = self.mlp(part.gather_sequence(self.mlp_norm(x)), partition=part)
-        return x + _dropped(part.scatter_sequence(mixed), around.options, site=1), state
 
 
 class Decoder(nnx.Module):
@@ -116,8 +49,11 @@ class Decoder(nnx.Module):
         make = ParamMaker(keys=keys)
         self.spec = spec
         self.embedding = make.normal((spec.vocab_size, spec.hidden_size), ("vocab", "embed"), std=_EMBED_STD)
-        self.layers = Block(spec, make=ParamMaker(keys=keys, layers=spec.num_layers))
-        self.final_norm = RMSNorm(spec.hidden_size, epsilon=spec.norm_eps, make=make)
+        table_shape = (spec.max_positions, spec.hidden_size)
+        learned = spec.positions == "learned"
+        self.position_embedding = make.normal(table_shape, ("position", "embed"), std=_EMBED_STD) if learned else None
+        self.layers = Block(spec, make=make.stacked(spec.num_layers))
+        self.final_norm = residual_norm(spec, make)
         head_shape = (spec.hidden_size, spec.vocab_size)
         self.head = None if spec.tied_embedding else make.normal(head_shape, ("embed", "vocab"), std=_EMBED_STD)
 
@@ -145,17 +81,22 @@ class Decoder(nnx.Module):
         ``state``, any pytree, goes through ``attend`` of every layer in turn: the caches of an engine, say. On a
         mesh ``s`` must divide over ``tensor``.
         """
-        turn = rotary(positions, head_dim=self.spec.head_dim, theta=self.spec.rope_theta)
-        x = options.partition.embed(self.embedding, tokens)
-        graph, stacked = nnx.split(self.layers)
+        rotaries = layer_rotaries(self.spec, positions)
+        carry = (self._embedded(tokens, positions, options.partition), state)
+        for graph, stacked, views in self._stretches():
 
-        def layer(carry: tuple[Array, Any], this: tuple[Any, LayerView]) -> tuple[tuple[Array, Any], None]:
-            params, view = this
-            inside = replace(options, dropout_keys=_folded(options.dropout_keys, view.index))
-            around = _Surroundings(rotary=turn, view=view, attend=attend, options=inside)
-            return nnx.merge(graph, params)(*carry, around), None
+            def layer(carry: tuple[Array, Any], this: tuple[Any, LayerView], graph: Any = graph) -> tuple[Any, None]:
+                params, view = this
+                around = Surroundings(
+                    rotary=rotaries.of(view.window < NO_WINDOW),
+                    view=view,
+                    attend=attend,
+                    options=replace(options, dropout_keys=folded(options.dropout_keys, view.index)),
+                )
+                return nnx.merge(graph, params)(*carry, around), None
 
-        (x, state), _ = lax.scan(rematerialised(layer, options.remat), (x, state), (stacked, self._views()))
+            carry, _ = lax.scan(rematerialised(layer, options.remat), carry, (stacked, views))
+        x, state = carry
         return options.partition.gather_sequence(self.final_norm(x)), state
 
     def head_matrix(self, *, partition: Partition) -> Float[Array, "d v_shard"]:
@@ -164,10 +105,55 @@ class Decoder(nnx.Module):
             return partition.weight_transposed(self.embedding)
         return partition.weight(self.head)
 
+    def project_to_vocab(
+        self, hidden: Float[Array, "*b d"], *, partition: Partition = WHOLE
+    ) -> Float[Array, "*b v_shard"]:
+        """Logits of this device's part of the vocabulary, f32, soft-capped where the model's are."""
+        head = self.head_matrix(partition=partition)
+        logits = jnp.dot(hidden, head, preferred_element_type=jnp.float32)
+        cap = self.spec.logits_softcap
+        return logits if cap is None else cap * jnp.tanh(logits / cap)
+
     def logits(self, rows: TokenRows) -> Float[Array, "b s v"]:
         """All logits, f32, on one device: for tests and small evaluations."""
-        hidden = self.hidden(rows, options=ForwardOptions())
-        return jnp.dot(hidden, self.head_matrix(partition=WHOLE), preferred_element_type=jnp.float32)
+        return self.project_to_vocab(self.hidden(rows, options=ForwardOptions()))
+
+    def _embedded(self, tokens: Array, positions: Array, part: Partition) -> Float[Array, "b s_shard d"]:
+        x = part.embed(self.embedding, tokens)
+        if self.position_embedding is not None:
+            x = x + part.weight(self.position_embedding)[part.sequence_shard(positions)]
+        return x if self.spec.embedding_scale == 1.0 else x * jnp.asarray(self.spec.embedding_scale, x.dtype)
+
+    def _stretches(self) -> Iterator[tuple[Any, Any, LayerView]]:
+        """Consecutive layers with the same parameters, as a module's graph, its stacked state and the layers' views.
+
+        All layers are one stretch, but where some have an MLP and others experts.
+        """
+        views, routed = self._views(), set(self.spec.expert_layers)
+        kinds = [list(group) for _, group in itertools.groupby(range(self.spec.num_layers), lambda i: i in routed)]
+        if len(kinds) == 1:
+            yield *nnx.split(self.layers), views
+            return
+        for layers in kinds:
+            first, last = layers[0], layers[-1] + 1
+            yield *self._part(first, last), jax.tree.map(lambda x, a=first, b=last: x[a:b], views)
+
+    def _part(self, first: int, last: int) -> tuple[Any, Any]:
+        """Layers of one kind, without the parameters of the other."""
+        block = nnx.merge(*nnx.split(self.layers))
+        own, other, own_layers = "mlp", "experts", self.spec.mlp_layers
+        if first in self.spec.expert_layers:
+            own, other, own_layers = "experts", "mlp", self.spec.expert_layers
+        setattr(block, other, None)
+        graph, state = nnx.split(block)
+        begin = own_layers.index(first)
+        starts = {own: begin}
+
+        def cut(path: Any, leaf: Array) -> Array:
+            start = starts.get(path[0].key, first)
+            return leaf[start : start + last - first]
+
+        return graph, jax.tree_util.tree_map_with_path(cut, state)
 
     def _views(self) -> LayerView:
         """Of all layers, stacked."""
@@ -197,14 +183,3 @@ def rematerialised(layer: Callable[..., Any], policy: RematPolicy) -> Callable[.
         "full": policies.nothing_saveable,
     }[policy]
     return jax.checkpoint(layer, policy=keep, prevent_cse=False)
-
-
-def _dropped(x: Float[Array, "b s d"], options: ForwardOptions, *, site: int) -> Array:
-    if options.dropout_keys is None or not options.dropout:
-        return x
-    keys = _folded(options.dropout_keys, site)
-    return dropout(x, rate=options.dropout, keys=keys, partition=options.partition)
-
-
-def _folded(keys: Any, number: Array | int) -> Any:
-    return None if keys is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)

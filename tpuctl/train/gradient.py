@@ -106,8 +106,11 @@ def loss_program(plan: TrainJob, mesh: Mesh, *, real_vocab: int | None = None) -
         dropout=train.dropout,
         partition=Partition(fsdp=mesh_axis(mesh, "fsdp"), tensor=mesh_axis(mesh, "tensor")),
     )
-    loss = LossOptions(real_vocab=real_vocab or plan.model.vocab_size, z_loss=train.z_loss, tensor=tensor)
-    return LossProgram(plan=plan, mesh=mesh, axes=logical_axes(plan.model), forward=forward, loss=loss)
+    model = plan.model
+    loss = LossOptions(
+        real_vocab=real_vocab or model.vocab_size, softcap=model.logits_softcap, z_loss=train.z_loss, tensor=tensor
+    )
+    return LossProgram(plan=plan, mesh=mesh, axes=logical_axes(model, tensor=tensor), forward=forward, loss=loss)
 
 
 def gradients(
