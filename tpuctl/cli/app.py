@@ -13,6 +13,7 @@ import typer
 
 from tpuctl.cli import cluster, console
 from tpuctl.cli.check import check
+from tpuctl.cli.export import export
 from tpuctl.cli.init import init
 from tpuctl.cli.jobs import jobs
 from tpuctl.cli.logs import logs
@@ -45,7 +46,7 @@ def version() -> None:
     console.out(__version__)
 
 
-for _verb in (train, plan, check, init, schema, slices, logs, stop):
+for _verb in (train, plan, check, init, schema, slices, logs, stop, export):
     app.command()(_verb)
 app.add_typer(jobs, name="jobs")
 app.add_typer(cluster.app, name="cluster")

@@ -30,7 +30,7 @@ def fit(weights: WeightFiles, spec: ModelSpec, *, family: str) -> dict[str, Leaf
             16- or 32-bit floating point.
     """
     stored = stored_parameters(spec, family)
-    shapes = _shapes(stored.values())
+    shapes = stored_shapes(stored.values())
     found, misfits = _by_canonical_name(weights, spec, family)
     misfits.missing = [name for name in shapes if name not in found]
     misfits.unknown = [str(tensor) + _in(tensor) for name, tensor in found.items() if name not in shapes]
@@ -38,6 +38,18 @@ def fit(weights: WeightFiles, spec: ModelSpec, *, family: str) -> dict[str, Leaf
         misfits.look_at(found[name], shapes[name])
     misfits.settle(weights.uri, spec)
     return {path: _leaf(path, item, found) for path, item in stored.items()}
+
+
+def stored_shapes(stored: Iterable[Stored]) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a checkpoint by name, with its shape."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for item in stored:
+        sizes = [math.prod(item.shape[dim] for dim in merged) for merged in item.dims]
+        ends = tuple(start + size for start, size in zip(item.start, sizes, strict=True))
+        for _, name in item.tensors():
+            # A fused matrix ends where the last of its parts does.
+            shapes[name] = tuple(map(max, ends, shapes.get(name, ends)))
+    return shapes
 
 
 @dataclass(kw_only=True, slots=True)
@@ -78,17 +90,6 @@ class _Misfits:
         if self.dtypes and not (self.missing or self.unknown or self.shapes):
             return "quantised weights are not supported: convert them to bfloat16"
         return f"config.json tells of {spec.num_layers} layers of width {spec.hidden_size}: are the weights another's?"
-
-
-def _shapes(stored: Iterable[Stored]) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {}
-    for item in stored:
-        sizes = [math.prod(item.shape[dim] for dim in merged) for merged in item.dims]
-        ends = tuple(start + size for start, size in zip(item.start, sizes, strict=True))
-        for _, name in item.tensors():
-            # A fused matrix ends where the last of its parts does.
-            shapes[name] = tuple(map(max, ends, shapes.get(name, ends)))
-    return shapes
 
 
 def _by_canonical_name(weights: WeightFiles, spec: ModelSpec, family: str) -> tuple[dict[str, Tensor], _Misfits]:

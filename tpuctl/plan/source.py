@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tpuctl.errors import RecipeError, StorageError, WeightsError
 from tpuctl.model_folder import read_config, tokenizer_files
 from tpuctl.modelspec import ModelSpec
+from tpuctl.modelspec.config import ModelConfigError
 from tpuctl.modelspec.huggingface import spec_from_config
 from tpuctl.plan.places import Here, storage_place
 from tpuctl.recipe.origin import Findings
@@ -42,16 +43,17 @@ def read_source(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[
     findings.settle()
     try:
         return open_source(uri)
-    except (WeightsError, StorageError) as error:
+    except (WeightsError, StorageError, ModelConfigError) as error:
         raise RecipeError(error.message, hint=error.hint, where=recipe.origin.where("model.source")) from error
 
 
 def open_source(uri: str) -> ModelSource:
-    """The model folder at an absolute path or URI; raises ``WeightsError`` or ``StorageError``."""
+    """The model folder at an absolute path or URI; raises ``WeightsError``, ``ModelConfigError`` or
+    ``StorageError``."""
     config = read_config(uri)
     return ModelSource(
         uri=uri,
-        spec=spec_from_config(config),
+        spec=spec_from_config(config, name=uri.rpartition("/")[2] or None),
         family=str(config.get("model_type")),
         has_tokenizer=bool({"tokenizer.json", "tokenizer.model"}.intersection(tokenizer_files(uri))),
     )

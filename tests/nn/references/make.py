@@ -191,7 +191,9 @@ def logits_of(directory: Path, tokens: torch.Tensor, *, config: Any) -> torch.Te
 
 def older_spelling(config: dict[str, Any]) -> dict[str, Any]:
     """The config as transformers 4 wrote it."""
-    old = {key: value for key, value in config.items() if key not in ("rope_parameters", "dtype", "transformers_version")}
+    old = {
+        key: value for key, value in config.items() if key not in ("rope_parameters", "dtype", "transformers_version")
+    }
     old["torch_dtype"] = config["dtype"]
     if config["model_type"] not in ("mistral", "llama", "phi3"):
         old.pop("layer_types", None)
