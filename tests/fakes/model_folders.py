@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.fakes.tensor_files import write_tensors
+from tpuctl.modelspec import ModelSpec
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -29,6 +30,20 @@ CONFIG: dict[str, Any] = {
     "eos_token_id": 2,
     "torch_dtype": "float32",
 }
+
+
+SPEC = ModelSpec(
+    name="tiny",
+    vocab_size=320,
+    hidden_size=32,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    mlp_size=48,
+    max_positions=256,
+)
+"""The spec of ``CONFIG``."""
 
 
 def llama_tensors(config: dict[str, Any] = CONFIG, *, dtype: Any = np.float32, seed: int = 0) -> dict[str, np.ndarray]:

@@ -74,6 +74,7 @@ def make_plan(
         slice=make_slice("v6e", "2x2", hosts=1, chips=4),
         mesh=MeshPlan(**axes),
         model=model,
+        weights=None,
         data=DataPlan(
             uri="/nowhere",
             eval_uri=None,

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.fakes.model_folders import CONFIG, llama_tensors, write_model
+from tests.fakes.model_folders import CONFIG, SPEC, llama_tensors, write_model
 from tests.fakes.tensor_files import write_shards, write_tensors
 from tpuctl.errors import WeightsError
 from tpuctl.mesh import create_mesh, named_sharding
@@ -16,16 +16,6 @@ from tpuctl.nn.params import init_params, logical_axes
 from tpuctl.nn.weights import Loaded, load_params
 from tpuctl.plan.schema import MeshPlan
 
-SPEC = ModelSpec(
-    name="tiny",
-    vocab_size=320,
-    hidden_size=32,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    mlp_size=48,
-)
 UNTIED = CONFIG | {"tie_word_embeddings": False}
 
 

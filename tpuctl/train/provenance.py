@@ -6,11 +6,13 @@ Pure data; imports no JAX and no Orbax.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tpuctl.errors import CheckpointError
+from tpuctl.modelspec import ModelSpec
 from tpuctl.plan.schema import TrainJob
 
 # Goes up when the names or meanings of the stored arrays change.
@@ -44,7 +46,7 @@ class Provenance:
 
 def provenance_of(plan: TrainJob, *, dataset: str = "", weights: str = "", job: str = "") -> Provenance:
     """The provenance of checkpoints written under ``plan``. A model's name says nothing about its arrays."""
-    model = {key: value for key, value in dataclasses.asdict(plan.model).items() if key != "name"}
+    model = {key: value for key, value in _plain(plan.model).items() if key != "name"}
     return Provenance(
         model=model,
         compute_dtype=plan.train.compute_dtype,
@@ -102,7 +104,8 @@ def check_model(written: Written, wanted: Provenance, *, path: str) -> None:
     Raises:
         CheckpointError: A field of the model differs; names each one with both values.
     """
-    stored = written.provenance.model
+    # A field that the checkpoint does not know came later, and its default is how models were before.
+    stored = {**_defaults(), **written.provenance.model}
     changed = [
         f"model.{key}: {stored.get(key)!r} in the checkpoint, {wanted.model.get(key)!r} in the plan"
         for key in sorted({*stored, *wanted.model})
@@ -127,3 +130,15 @@ def changes(written: Written, wanted: Provenance, *, devices: int) -> list[str]:
     if written.provenance.dataset and wanted.dataset and written.provenance.dataset != wanted.dataset:
         notes.append("the training data changed since the checkpoint was written: its next batches are others")
     return notes
+
+
+def _plain(model: ModelSpec) -> dict[str, Any]:
+    """The fields as a checkpoint's JSON gives them back: a tuple, for one, as a list."""
+    fields: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(model)))
+    return fields
+
+
+def _defaults() -> dict[str, Any]:
+    sizes = {f.name: 0 for f in dataclasses.fields(ModelSpec) if f.default is dataclasses.MISSING}
+    fields = _plain(ModelSpec(**sizes))  # type: ignore[arg-type]
+    return {key: value for key, value in fields.items() if key not in sizes}
