@@ -17,6 +17,7 @@ from tpuctl.cli.export import export
 from tpuctl.cli.init import init
 from tpuctl.cli.jobs import jobs
 from tpuctl.cli.logs import logs
+from tpuctl.cli.models import models
 from tpuctl.cli.plan import plan
 from tpuctl.cli.schema import schema
 from tpuctl.cli.slices import slices
@@ -49,6 +50,7 @@ def version() -> None:
 for _verb in (train, plan, check, init, schema, slices, logs, stop, export):
     app.command()(_verb)
 app.add_typer(jobs, name="jobs")
+app.add_typer(models, name="models")
 app.add_typer(cluster.app, name="cluster")
 
 

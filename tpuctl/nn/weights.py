@@ -7,19 +7,19 @@ exchange rows for columns among themselves. Docs: docs/design/weights.md.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from tpuctl.model_folder import open_weights
 from tpuctl.modelspec import ModelSpec
 from tpuctl.nn.params import ParamTree
 from tpuctl.nn.weights_boxes import Box, box_of
+from tpuctl.nn.weights_exchange import by_rows_of
 from tpuctl.nn.weights_fit import fit
 from tpuctl.nn.weights_leaves import LeafFiles, excess
 from tpuctl.nn.weights_reading import Reader
@@ -69,17 +69,12 @@ def _path(keys: Any) -> str:
 
 
 def _read_leaf(leaf: LeafFiles, target: NamedSharding, dtype: np.dtype[Any], reader: Reader) -> Array:
-    rows = _by_rows(leaf, target) if _is_wasteful(leaf, target) else None
-    if rows is None or _excess(leaf, rows) >= _excess(leaf, target):
+    by_rows = by_rows_of(leaf, target) if jax.process_count() > 1 and _excess(leaf, target) > _TOLERATED else None
+    if by_rows is None or _excess(by_rows.leaf, by_rows.sharding) >= _excess(leaf, target):
         return reader.read(leaf, target, dtype)
-    staged = reader.read(leaf, rows, leaf.stored_dtype or dtype)
-    exchange = jax.jit(lambda x: x.astype(dtype), out_shardings=target, donate_argnums=0)
+    rows = reader.read(by_rows.leaf, by_rows.sharding, leaf.stored_dtype or dtype)
     # Waited for: reading on would put the next leaf's rows beside this one's.
-    return jax.block_until_ready(exchange(staged))
-
-
-def _is_wasteful(leaf: LeafFiles, sharding: NamedSharding) -> bool:
-    return jax.process_count() > 1 and _excess(leaf, sharding) > _TOLERATED
+    return jax.block_until_ready(by_rows.exchanged(rows, target, dtype))
 
 
 def _excess(leaf: LeafFiles, sharding: NamedSharding) -> float:
@@ -88,24 +83,3 @@ def _excess(leaf: LeafFiles, sharding: NamedSharding) -> float:
     for device, index in sharding.devices_indices_map(leaf.shape).items():
         by_host.setdefault(device.process_index, set()).add(box_of(index, leaf.shape))
     return max(excess(leaf.sources[0], list(boxes)) for boxes in by_host.values())
-
-
-def _by_rows(leaf: LeafFiles, target: NamedSharding) -> NamedSharding | None:
-    """``target`` with all mesh axes moved to the outermost dimension of the file that divides by them."""
-    stacked, order = len(leaf.sources[0].place), leaf.sources[0].order
-    entries = [*target.spec, *[None] * (len(leaf.shape) - len(target.spec))]
-    in_file = [stacked + order.index(axis) for axis in range(len(order))]
-    axes = tuple(axis for dimension in in_file for axis in _axes(entries[dimension]))
-    for dimension in in_file:
-        if leaf.shape[dimension] % _parts(target.mesh, axes) == 0:
-            spec = [axes if at == dimension else entry if at < stacked else None for at, entry in enumerate(entries)]
-            return NamedSharding(target.mesh, PartitionSpec(*spec))
-    return None
-
-
-def _axes(entry: Any) -> tuple[str, ...]:
-    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-
-
-def _parts(mesh: Mesh, axes: tuple[str, ...]) -> int:
-    return math.prod(int(mesh.shape[axis]) for axis in axes)
