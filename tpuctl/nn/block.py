@@ -65,7 +65,7 @@ class Attention(nnx.Module):
         self.key_norm = _head_norm(spec, make) if spec.qk_norm else None
 
     def __call__(self, x: Float[Array, "b s d"], state: Any, around: Surroundings) -> tuple[Array, Any]:
-        """Partial sums over ``tensor``, to be added up by the caller's ``scatter_sequence``, yet without the last bias;
+        """Partial sums over ``tensor``, for the caller's ``scatter_sequence`` to add up, yet without the last bias;
         and the next state."""
         part = around.options.partition
         q = self._heads(x, self.query, self.query_bias, part)
@@ -85,7 +85,7 @@ class Attention(nnx.Module):
 
 
 class Block(nnx.Module):
-    """One layer. A model whose layers are not all of one kind has MLPs and experts, each stacked for layers of its own."""
+    """One layer. In a model with layers of both kinds MLPs and experts are each stacked for layers of their own."""
 
     def __init__(self, spec: ModelSpec, *, make: ParamMaker) -> None:
         out_std = (2 * spec.num_layers) ** -0.5  # keeps the residual stream's variance flat in depth (GPT-2)

@@ -25,6 +25,8 @@ from tpuctl.nn.partition import WHOLE, Partition
 from tpuctl.nn.rotary import layer_rotaries
 from tpuctl.plan.schema import RematPolicy
 
+__all__ = ["Decoder", "ForwardOptions", "TokenRows", "rematerialised"]
+
 _EMBED_STD = 0.02
 _MAX_WEIGHTS = 32
 

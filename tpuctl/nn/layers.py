@@ -106,7 +106,7 @@ class MLP(nnx.Module):
         self.down_bias = make.zeros((hidden,), ("norm",)) if spec.mlp_bias else None
 
     def __call__(self, x: Float[Array, "b s d"], *, partition: Partition) -> Float[Array, "b s d"]:
-        """Partial sums over ``tensor``, to be added up by the caller's ``scatter_sequence``, yet without the last bias."""
+        """Partial sums over ``tensor``, for the caller's ``scatter_sequence`` to add up; yet without the last bias."""
         activate = ACTIVATIONS[self.activation]
         inner = biased(project(x, partition.weight(self.up)), self.up_bias)
         if self.gate is None:

@@ -116,7 +116,7 @@ def is_parameter(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A row of a family's table. In a fused matrix the part begins ``after`` others, along stored dimension ``along``."""
+    """A row of a family's table. In a fused matrix it begins ``after`` others, along stored dimension ``along``."""
 
     name: str
     dims: tuple[tuple[int, ...], ...]
