@@ -94,7 +94,7 @@ def _byte_tokenizer() -> tokenizers.Tokenizer:
 
 
 def _visible(byte: int) -> str:
-    """The character that stands for a byte in byte-level BPE (GPT-2): itself if it can be seen, else one from 256 on."""
+    """The character that stands for a byte in byte-level BPE (GPT-2): itself if visible, else one from 256 on."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [value for value in range(256) if value not in seen]
     return chr(byte if byte in seen else 256 + hidden.index(byte))
