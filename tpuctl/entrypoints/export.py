@@ -19,7 +19,8 @@ import numpy as np
 from tpuctl.entrypoints.export_files import model_config, write_config, write_tokenizer
 from tpuctl.errors import TpuctlError, UsageError
 from tpuctl.nn.weights_writing import write_weights
-from tpuctl.plan.schema import PlanFormatError, TrainJob, plan_from_json
+from tpuctl.plan.decode import PlanFormatError
+from tpuctl.plan.schema import TrainJob, plan_from_json
 from tpuctl.runs.record import read_record
 from tpuctl.storage import join, open_storage
 from tpuctl.train.checkpoint_arrays import CheckpointArrays

@@ -41,7 +41,9 @@ def write_config(plan: TrainJob, folder: str, config: dict[str, Any]) -> None:
             generation = read_json(plan.weights.uri, GENERATION_FILE)
         except (WeightsError, StorageError):
             generation = None
-    ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in config}
+    ids: dict[str, Any] = {
+        key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in config
+    }
     _write_json(join(folder, GENERATION_FILE), generation or ids)
     _write_json(join(folder, CONFIG_FILE), config)
 

@@ -73,13 +73,13 @@ def _read_leaf(leaf: LeafFiles, target: NamedSharding, dtype: np.dtype[Any], rea
     if by_rows is None or _excess(by_rows.leaf, by_rows.sharding) >= _excess(leaf, target):
         return reader.read(leaf, target, dtype)
     rows = reader.read(by_rows.leaf, by_rows.sharding, leaf.stored_dtype or dtype)
-    # Waited for: reading on would put the next leaf's rows beside this one's.
-    return jax.block_until_ready(by_rows.exchanged(rows, target, dtype))
+    return by_rows.exchanged(rows, target, dtype)
 
 
 def _excess(leaf: LeafFiles, sharding: NamedSharding) -> float:
     """Bytes read ÷ bytes needed by the host with the most. Equal on all hosts, since all must decide alike."""
     by_host: dict[int, set[Box]] = {}
-    for device, index in sharding.devices_indices_map(leaf.shape).items():
+    places: dict[Any, Any] = dict(sharding.devices_indices_map(leaf.shape))
+    for device, index in places.items():
         by_host.setdefault(device.process_index, set()).add(box_of(index, leaf.shape))
     return max(excess(leaf.sources[0], list(boxes)) for boxes in by_host.values())

@@ -37,7 +37,9 @@ class ByRows:
             columns = lax.with_sharding_constraint(rows, self.columns).astype(dtype)
             return columns.reshape(self.stored_shape).transpose(self.order)
 
-        made: Array = jax.jit(turned, out_shardings=target, donate_argnums=0)(rows)
+        exchange = jax.jit(turned, out_shardings=target, donate_argnums=0)
+        # Waited for: to read on would put the next leaf's rows beside this one's.
+        made: Array = jax.block_until_ready(exchange(rows))
         return made
 
 

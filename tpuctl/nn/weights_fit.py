@@ -106,11 +106,11 @@ def _by_canonical_name(weights: WeightFiles, spec: ModelSpec, family: str) -> tu
 
 
 def _leaf(path: str, item: Stored, found: Mapping[str, Tensor]) -> LeafFiles:
-    leading = () if item.layers is None else (len(item.layers),)
-    leading += () if item.num_experts is None else (item.num_experts,)
+    layers = [] if item.layers is None else [len(item.layers)]
+    experts = [] if item.num_experts is None else [item.num_experts]
     return LeafFiles(
         name=path,
-        shape=(*leading, *item.shape),
+        shape=(*layers, *experts, *item.shape),
         sources=tuple(_source(item, index, found[name]) for index, name in item.tensors()),
     )
 

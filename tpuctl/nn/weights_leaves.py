@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from tpuctl.nn.weights_boxes import Box, merged, runs, slices, volume, widened
 from tpuctl.safetensors import ITEM_BYTES, Tensor
+from tpuctl.storage import is_gcs
 
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 """What weights may be stored as; anything else is quantised, or no weight."""
@@ -69,12 +71,17 @@ class LeafFiles:
 
 def excess(source: Source, boxes: Sequence[Box]) -> float:
     """Bytes read of a source ÷ bytes needed of it, by a host whose devices hold these boxes of the leaf."""
+    if not is_gcs(source.tensor.file):
+        return 1.0
     needed = sum(volume(found) for box in boxes if (found := source.wanted(box)) is not None)
     return sum(map(volume, _covers(source, boxes))) / needed if needed else 1.0
 
 
 def pieces(leaf: LeafFiles, boxes: Sequence[Box]) -> Iterator[tuple[Source, Box]]:
-    """What a host reads that needs these boxes of the leaf: parts of the sources' views, each one run of bytes."""
+    """What a host looks at that needs these boxes of the leaf: parts of the sources' views, each one run of bytes.
+
+    Of an object in a bucket they are read whole. Of a file they are mapped, and what lies between costs nothing.
+    """
     for source in leaf.sources:
         for box in _covers(source, boxes):
             for part in runs(box, source.view, limit=_PIECE_BYTES // ITEM_BYTES[source.tensor.dtype]):
@@ -82,6 +89,6 @@ def pieces(leaf: LeafFiles, boxes: Sequence[Box]) -> Iterator[tuple[Source, Box]
 
 
 def _covers(source: Source, boxes: Sequence[Box]) -> list[Box]:
-    gap = _GAP_BYTES // ITEM_BYTES[source.tensor.dtype]
+    gap = _GAP_BYTES // ITEM_BYTES[source.tensor.dtype] if is_gcs(source.tensor.file) else math.prod(source.view)
     wanted = [found for box in boxes if (found := source.wanted(box)) is not None]
     return merged([widened(box, source.view, gap=gap) for box in merged(wanted, gap=gap)], gap=0)
