@@ -24,6 +24,9 @@ HEAVY = (
     "rich",
     "httpx",
     "websockets",
+    "google",
+    "requests",
+    "fsspec",
 )
 
 PROBE = f"""

@@ -6,6 +6,7 @@ Imports nothing of tpuctl.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -58,7 +59,13 @@ class UsageError(TpuctlError):
 
 
 class RecipeError(UsageError):
-    """The recipe is wrong; ``where`` names file, line and key."""
+    """The recipe is wrong; ``where`` names file, line and key. Where several things are, each is one of ``parts``."""
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, where: Where | None = None, parts: Sequence[RecipeError] = ()
+    ) -> None:
+        super().__init__(message, hint=hint, where=where)
+        self.parts = tuple(parts)
 
 
 class TopologyError(UsageError):
@@ -71,6 +78,10 @@ class DataError(TpuctlError):
 
 class WeightsError(TpuctlError):
     """A model's folder or its weights are missing, damaged or another model's; names the file and the tensors."""
+
+
+class OutputError(TpuctlError):
+    """The output folder holds what this job must neither use nor delete."""
 
 
 class StorageError(TpuctlError):

@@ -21,7 +21,7 @@ from tpuctl.errors import CheckpointError, UsageError, WeightsError
 from tpuctl.mesh import create_mesh
 from tpuctl.model_folder import open_weights
 from tpuctl.nn.weights_leaves import DTYPES
-from tpuctl.plan.schema import TrainJob, WeightsPlan
+from tpuctl.plan.schema import TrainingPlan, WeightsPlan
 from tpuctl.runs.record import Attempt, begin_attempt
 from tpuctl.text import ByteTokenizer
 from tpuctl.train.checkpoint import Checkpoints
@@ -29,14 +29,14 @@ from tpuctl.train.program import program_for
 from tpuctl.train.provenance import provenance_of
 
 
-def plan_from(folder: Path, directory: Path, *, source: bool = True) -> TrainJob:
+def plan_from(folder: Path, directory: Path, *, source: bool = True) -> TrainingPlan:
     """A plan on eight devices that starts from a model folder."""
     plan = make_plan(model=SPEC, mesh={"data": 2, "fsdp": 2, "tensor": 2})
     weights = WeightsPlan(uri=str(folder), family="llama") if source else None
     return replace(plan, weights=weights, run=replace(plan.run, directory=str(directory)))
 
 
-def save(plan: TrainJob, *, steps: int = 0) -> None:
+def save(plan: TrainingPlan, *, steps: int = 0) -> None:
     """Train so many steps and save, as a run does."""
     program = program_for(plan, create_mesh(plan.mesh))
     state = program.init()

@@ -96,7 +96,7 @@ class _Service(Wire):
         parts = self.begin()
         try:
             operation, name, work = self._route(parts)
-            self._emulator.tally.count(operation, int(self.headers.get("Content-Length") or 0))
+            self._emulator.tally.count(operation)
             self.fault = self._emulator.faults.pick(operation, name)
             self.suffer()
             if operation != "metadata":
@@ -150,6 +150,9 @@ class _Service(Wire):
         name = unquote(quoted[0])
         if len(quoted) == 2 and quoted[1] == "compose":
             return "compose", f"{bucket}/{name}", lambda: self._compose(bucket, name)
+        if len(quoted) > 3 and quoted[1] == "moveTo":
+            there = unquote("/".join(quoted[3:]))
+            return "move", f"{bucket}/{name}", lambda: self._move(bucket, name, there)
         if len(quoted) > 5 and quoted[1] in ("rewriteTo", "copyTo"):
             to = (unquote(quoted[3]), unquote("/".join(quoted[5:])))
             return "copy", f"{bucket}/{name}", lambda: self._copy(self._get(bucket, name), to)
@@ -175,6 +178,12 @@ class _Service(Wire):
     def _compose(self, bucket: str, name: str) -> None:
         sources = self.json_body().get("sourceObjects", [])
         self.answer(200, self._emulator.buckets.compose(bucket, name, sources, self.query).document())
+
+    def _move(self, bucket: str, name: str, to: str) -> None:
+        self.body()
+        moved = self._emulator.buckets.copy(self._get(bucket, name), bucket, to, self.query)
+        self._emulator.buckets.delete(bucket, name, {})
+        self.answer(200, moved.document())
 
     def _copy(self, source: StoredObject, to: tuple[str, str]) -> None:
         self.body()

@@ -55,14 +55,19 @@ class Faults:
     """The faults in force. Safe to change while requests are served."""
 
     _items: list[Fault] = field(default_factory=list)
+    _all: list[Fault] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, **fields: object) -> Fault:
-        """Put a fault in force; it can be asked for its ``hits`` afterwards."""
-        fault = Fault(**fields)  # type: ignore[arg-type]
+    def add(self, **fields: object) -> int:
+        """Put a fault in force; gives its number."""
         with self._lock:
-            self._items.append(fault)
-        return fault
+            self._all.append(Fault(**fields))  # type: ignore[arg-type]
+            self._items.append(self._all[-1])
+            return len(self._all) - 1
+
+    def hits(self, number: int) -> int:
+        """How many requests a fault has struck, also when it is no longer in force."""
+        return self._all[number].hits
 
     def clear(self) -> None:
         """Serve all requests well again."""
@@ -77,20 +82,22 @@ class Faults:
 
 @dataclass
 class Tally:
-    """Requests and payload bytes by operation."""
+    """Requests by operation."""
 
-    requests: Counter[str] = field(default_factory=Counter)
-    bytes: Counter[str] = field(default_factory=Counter)
+    _requests: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def count(self, op: str, size: int) -> None:
+    def count(self, operation: str) -> None:
         """One request more."""
         with self._lock:
-            self.requests[op] += 1
-            self.bytes[op] += size
+            self._requests[operation] += 1
+
+    def of(self, operation: str | None) -> int:
+        """How many there were of an operation, or in all."""
+        with self._lock:
+            return self._requests.total() if operation is None else self._requests[operation]
 
     def clear(self) -> None:
         """Begin to count anew."""
         with self._lock:
-            self.requests.clear()
-            self.bytes.clear()
+            self._requests.clear()

@@ -117,6 +117,11 @@ class Buckets:
             self.of(bucket)[name] = new
             return new
 
+    def fill(self, bucket: str, names: str, count: int, data: bytes) -> None:
+        """Put ``count`` objects; ``names`` is a format for their numbers."""
+        for number in range(count):
+            self.put(bucket, names.format(number), data, query={}, metadata={})
+
     def delete(self, bucket: str, name: str, query: Query) -> None:
         """Remove an object, if preconditions hold."""
         with self._lock:

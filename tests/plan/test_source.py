@@ -11,18 +11,18 @@ from tests.fakes.model_folders import CONFIG, SPEC, write_model
 from tests.plan.conftest import GOOD
 from tpuctl.errors import RecipeError
 from tpuctl.plan.resolve import resolve
-from tpuctl.plan.schema import TrainJob, WeightsPlan, plan_dumps, plan_loads
+from tpuctl.plan.schema import TrainingPlan, WeightsPlan, plan_dumps, plan_loads
 from tpuctl.plan.source import read_source
 from tpuctl.recipe.load import build_recipe
 from tpuctl.recipe.source import Source
 
 
-def plan_of(cwd: Path, *overrides: str) -> TrainJob:
+def plan_of(cwd: Path, *overrides: str) -> TrainingPlan:
     values = GOOD | {"model": {"source": "tiny"}}
     recipe = build_recipe(Source(file="r.toml", values=values, lines={"model.source": 7}), overrides=overrides)
     environ = {"HOME": str(cwd)}
     plan = resolve(recipe, environ=environ, cwd=cwd, source=read_source(recipe, environ=environ, cwd=cwd))
-    assert isinstance(plan, TrainJob)
+    assert isinstance(plan, TrainingPlan)
     return plan
 
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.fakes.gcs_emulator import Emulator
+from tests.fakes.gcs_process import GcsService
 from tests.fakes.plans import a_plan
 from tpuctl.errors import RunInUseError
 from tpuctl.runs import journal
@@ -27,7 +27,7 @@ def lines(*numbers: int) -> bytes:
 
 
 def test_journal_of_many_lines_is_read_back_whole_from_several_parts(
-    gcs: Emulator, monkeypatch: pytest.MonkeyPatch
+    gcs: GcsService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "PART_BYTES", 100)
     writer = PartsJournal(LOG)
@@ -39,14 +39,14 @@ def test_journal_of_many_lines_is_read_back_whole_from_several_parts(
     assert len(gcs.buckets.of("tpu-test")) > 3
 
 
-def test_journal_writes_by_itself_and_does_not_hold_up_its_caller(gcs: Emulator) -> None:
-    gcs.faults.add(op="insert", delay_seconds=0.2, times=None)
+def test_journal_writes_by_itself_and_does_not_hold_up_its_caller(gcs: GcsService) -> None:
+    gcs.fail(op="insert", delay_seconds=0.2, times=None)
     writer = PartsJournal(LOG, flush_seconds=0.01)
     for number in range(1000):
         writer.append(lines(number))
     writer.close()
     assert read_journal(RUN, "log.jsonl") == lines(*range(1000))
-    assert gcs.tally.requests["insert_multipart"] <= 3
+    assert gcs.requests("insert_multipart") <= 3
 
 
 def test_journal_gone_on_with_shuts_out_the_former_writer() -> None:
@@ -74,9 +74,9 @@ def test_journal_that_loses_lines_keeps_the_others_in_order(monkeypatch: pytest.
     assert read_journal(RUN, "log.jsonl") == lines(*range(19))
 
 
-def test_journal_lines_wait_while_the_bucket_fails(gcs: Emulator) -> None:
+def test_journal_lines_wait_while_the_bucket_fails(gcs: GcsService) -> None:
     writer = PartsJournal(LOG, flush_seconds=0.01)
-    fault = gcs.faults.add(op="insert", status=403, times=3)
+    fault = gcs.fail(op="insert", status=403, times=3)
     writer.append(lines(1))
     while fault.hits < 3:
         pass
@@ -99,8 +99,8 @@ def test_metrics_after_a_resume_are_one_history_without_the_lost_steps() -> None
     assert history == [*(("step", n, float(n)) for n in range(1, 6)), ("eval", 5, 0.25), ("step", 6, 60.0)]
 
 
-def test_record_of_a_run_in_a_bucket_reads_back_while_answers_are_lost(gcs: Emulator) -> None:
-    gcs.faults.add(every=3, times=None, lost_reply=True)
+def test_record_of_a_run_in_a_bucket_reads_back_while_answers_are_lost(gcs: GcsService) -> None:
+    gcs.fail(every=3, times=None, lost_reply=True)
     plan = a_plan(directory=RUN)
     assert read_record(RUN) is None
     attempt = Attempt(number=1, submission_id="run-1", cluster="http://head:8265", tpuctl_version="1", started=100.0)
@@ -109,8 +109,8 @@ def test_record_of_a_run_in_a_bucket_reads_back_while_answers_are_lost(gcs: Emul
     assert read_record(RUN) == written
 
 
-def test_lease_in_a_bucket_is_won_by_one_of_many_though_answers_are_lost(gcs: Emulator) -> None:
-    gcs.faults.add(op="insert", every=2, times=None, lost_reply=True)
+def test_lease_in_a_bucket_is_won_by_one_of_many_though_answers_are_lost(gcs: GcsService) -> None:
+    gcs.fail(op="insert", every=2, times=None, lost_reply=True)
 
     def attempt(number: int) -> str | None:
         try:
@@ -125,14 +125,14 @@ def test_lease_in_a_bucket_is_won_by_one_of_many_though_answers_are_lost(gcs: Em
     assert winners == [holder.job]
 
 
-def test_lease_in_a_bucket_is_renewed_lost_and_released_by_generation(gcs: Emulator) -> None:
+def test_lease_in_a_bucket_is_renewed_lost_and_released_by_generation(gcs: GcsService) -> None:
     old = acquire(RUN, job="run-1")
-    gcs.faults.add(op="insert", lost_reply=True)
+    gcs.fail(op="insert", lost_reply=True)
     old.renew()
     new = acquire(RUN, job="run-2", takeover=old.holder.token)
     with pytest.raises(LeaseLostError, match="went to job run-2"):
         old.renew()
     old.release()
-    gcs.faults.add(op="delete", lost_reply=True)
+    gcs.fail(op="delete", lost_reply=True)
     new.release()
     assert current_holder(RUN) is None

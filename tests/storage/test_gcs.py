@@ -12,6 +12,7 @@ from google.cloud.storage import Client
 from google.cloud.storage.retry import DEFAULT_RETRY
 
 from tests.fakes.gcs_emulator import Emulator, emulator
+from tests.fakes.gcs_process import GcsService
 from tpuctl.errors import ExitCode, StorageError
 from tpuctl.storage import (
     ABSENT,
@@ -29,7 +30,7 @@ QUICK = DEFAULT_RETRY.with_timeout(8).with_delay(initial=0.02, maximum=0.2)
 
 
 @pytest.fixture
-def storage(gcs: Emulator) -> GcsStorage:
+def storage(gcs: GcsService) -> GcsStorage:
     return GcsStorage(retry=QUICK)
 
 
@@ -44,7 +45,9 @@ def test_write_then_read_gives_bytes_and_generation(storage: GcsStorage) -> None
     assert not storage.exists(f"{BASE}/deep")
 
 
-def test_read_range_ends_where_the_object_does_and_moves_no_more_than_asked(storage: GcsStorage, gcs: Emulator) -> None:
+def test_read_range_ends_where_the_object_does_and_moves_no_more_than_asked(
+    storage: GcsStorage, gcs: GcsService
+) -> None:
     uri = f"{BASE}/file"
     storage.write(uri, b"0123456789")
     ranges = [(2, 5), (8, 99), (20, 30), (3, 3)]
@@ -62,9 +65,9 @@ def test_missing_object_and_missing_bucket_are_told_apart(storage: GcsStorage, c
         storage.write("gs://no-such/none", b"")
 
 
-def test_missing_right_is_named_and_is_the_users_to_mend(storage: GcsStorage, gcs: Emulator) -> None:
+def test_missing_right_is_named_and_is_the_users_to_mend(storage: GcsStorage, gcs: GcsService) -> None:
     words = "tpu@x does not have storage.objects.create access to the Google Cloud Storage object."
-    gcs.faults.add(op="insert", status=403, message=words, times=None)
+    gcs.fail(op="insert", status=403, message=words, times=None)
     with pytest.raises(ForbiddenError, match=r"gs://tpu-test/run/x: the right storage\.objects\.create") as caught:
         storage.write(f"{BASE}/x", b"")
     assert caught.value.exit_code == ExitCode.USAGE
@@ -103,12 +106,12 @@ def test_create_by_many_at_once_is_won_by_exactly_one(storage: GcsStorage) -> No
     assert storage.read(f"{BASE}/lock").data == str(winners[0]).encode()
 
 
-def test_create_whose_answer_was_lost_is_known_as_our_own(storage: GcsStorage, gcs: Emulator) -> None:
-    fault = gcs.faults.add(op="insert", lost_reply=True)
+def test_create_whose_answer_was_lost_is_known_as_our_own(storage: GcsStorage, gcs: GcsService) -> None:
+    fault = gcs.fail(op="insert", lost_reply=True)
     generation = storage.write(f"{BASE}/lock", b"token-of-mine", if_generation=ABSENT)
     assert fault.hits == 1
     assert storage.stat(f"{BASE}/lock").generation == generation
-    gcs.faults.add(op="delete", lost_reply=True)
+    gcs.fail(op="delete", lost_reply=True)
     storage.delete(f"{BASE}/lock", if_generation=generation)
     assert not storage.exists(f"{BASE}/lock")
 
@@ -126,18 +129,20 @@ def test_create_whose_answer_was_lost_is_known_as_our_own(storage: GcsStorage, g
     ],
     ids=str,
 )
-def test_passing_fault_is_overcome_and_the_content_is_right(storage: GcsStorage, gcs: Emulator, fault: dict) -> None:
+def test_passing_fault_is_overcome_and_the_content_is_right(storage: GcsStorage, gcs: GcsService, fault: dict) -> None:
     content = bytes(range(256)) * 2000
-    struck = gcs.faults.add(**fault)
+    struck = gcs.fail(**fault)
     storage.write(f"{BASE}/file", content)
     assert storage.read(f"{BASE}/file").data == content
     assert struck.hits >= 1
 
 
-def test_file_upload_that_breaks_off_goes_on_where_it_broke(storage: GcsStorage, gcs: Emulator, tmp_path: Path) -> None:
+def test_file_upload_that_breaks_off_goes_on_where_it_broke(
+    storage: GcsStorage, gcs: GcsService, tmp_path: Path
+) -> None:
     source = tmp_path / "weights"
     source.write_bytes(bytes(range(251)) * 40_000)
-    cut = gcs.faults.add(op="resumable_put", accept_bytes=1_300_000)
+    cut = gcs.fail(op="resumable_put", accept_bytes=1_300_000)
     storage.put_file(source, f"{BASE}/weights")
     storage.get_file(f"{BASE}/weights", tmp_path / "deep" / "back")
     assert (tmp_path / "deep" / "back").read_bytes() == source.read_bytes()
@@ -146,23 +151,23 @@ def test_file_upload_that_breaks_off_goes_on_where_it_broke(storage: GcsStorage,
 
 
 def test_bytes_that_stay_damaged_are_an_error_and_leave_no_file(
-    storage: GcsStorage, gcs: Emulator, tmp_path: Path
+    storage: GcsStorage, gcs: GcsService, tmp_path: Path
 ) -> None:
     storage.write(f"{BASE}/file", b"content")
-    gcs.faults.add(op="read", corrupt=True, times=None)
+    gcs.fail(op="read", corrupt=True, times=None)
     with pytest.raises(StorageError, match="arrive damaged"):
         storage.get_file(f"{BASE}/file", tmp_path / "file")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_service_that_keeps_failing_is_given_up_with_the_reason(gcs: Emulator) -> None:
-    gcs.faults.add(status=503, times=None)
+def test_service_that_keeps_failing_is_given_up_with_the_reason(gcs: GcsService) -> None:
+    gcs.fail(status=503, times=None)
     with pytest.raises(UnreachableStorageError, match=r"gave up after .*503 injected") as caught:
         GcsStorage(retry=QUICK.with_timeout(1)).read(f"{BASE}/file")
     assert caught.value.exit_code == ExitCode.UNAVAILABLE
 
 
-def test_list_skips_directory_markers_and_gives_odd_names_exactly(storage: GcsStorage, gcs: Emulator) -> None:
+def test_list_skips_directory_markers_and_gives_odd_names_exactly(storage: GcsStorage, gcs: GcsService) -> None:
     names = ["a b", "a%20b", "c+d[1]%3A.parquet", "deep/é?#x", "deep//two"]
     for name in names:
         storage.write(f"{BASE}/{name}", name.encode())
@@ -175,11 +180,10 @@ def test_list_skips_directory_markers_and_gives_odd_names_exactly(storage: GcsSt
         assert storage.read(f"{BASE}/{name}").data == name.encode()
 
 
-def test_list_of_thousands_comes_a_page_at_a_time(storage: GcsStorage, gcs: Emulator) -> None:
-    for number in range(2500):
-        gcs.buckets.put("tpu-test", f"run/{number:05}", b"", query={}, metadata={})
+def test_list_of_thousands_comes_a_page_at_a_time(storage: GcsStorage, gcs: GcsService) -> None:
+    gcs.buckets.fill("tpu-test", "run/{:05}", 2500, b"")
     assert list(storage.list(BASE)) == [f"{BASE}/{number:05}" for number in range(2500)]
-    assert gcs.tally.requests["list"] == 3
+    assert gcs.requests("list") == 3
 
 
 class Renewable(Credentials):
@@ -204,14 +208,14 @@ def test_token_that_runs_out_is_renewed_midway() -> None:
         assert len(service.tokens) > 1
 
 
-def test_open_storage_after_a_fork_has_a_client_of_its_own(gcs: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_storage_after_a_fork_has_a_client_of_its_own(gcs: GcsService, monkeypatch: pytest.MonkeyPatch) -> None:
     here = process_client()
     assert process_client() is here
     monkeypatch.setattr("tpuctl.storage.gcs.os.getpid", lambda: -1)
     assert process_client() is not here
 
 
-def test_open_storage_of_a_bucket_is_the_same_seam(gcs: Emulator) -> None:
+def test_open_storage_of_a_bucket_is_the_same_seam(gcs: GcsService) -> None:
     uri = f"{BASE}/x"
     open_storage(uri).write(uri, b"seam")
     assert open_storage(uri).read(uri).data == b"seam"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpuctl.cli import console
-from tpuctl.cli.progress import view_for
+from tpuctl.cli.progress import infer_summary, summary, view_for
 from tpuctl.cli.target import Reached, reach_for
 from tpuctl.cli.watch import ProgressView, watch
 from tpuctl.errors import CapacityError, ExitCode
@@ -16,7 +15,6 @@ from tpuctl.runs.events import Event
 
 if TYPE_CHECKING:
     from tpuctl.plan.schema import Plan
-    from tpuctl.submit.files import Files
 
 POLL_SECONDS = 5.0
 
@@ -25,19 +23,18 @@ POLL_SECONDS = 5.0
 class Launching:
     """One launch: the plan, where it should go, and how it is watched.
 
-    ``files`` are the user's own that travel along. ``output`` is ``text``, ``json`` or ``ids``. ``again`` is the
-    command line that resumes this run; ``closing`` makes the lines that end a good one, from each name's last event.
+    ``output`` is ``text``, ``json`` or ``ids``. ``again`` is the command line that resumes this run, ``further`` the
+    one that trains on from its end, where there is such a thing.
     """
 
     plan: Plan
-    files: Files
     flag: str | None
     recipe_address: str | None
     wait_seconds: float
     detach: bool
     output: str
     again: str
-    closing: Callable[[dict[str, Event]], list[str]]
+    further: str | None
 
 
 def launch_and_follow(launching: Launching) -> ExitCode:
@@ -51,16 +48,20 @@ def launch_and_follow(launching: Launching) -> ExitCode:
     from tpuctl.plan.places import check_shared_storage
     from tpuctl.submit.follow import FollowOptions
     from tpuctl.submit.launch import LaunchOptions, launch
+    from tpuctl.submit.package import job_package
     from tpuctl.submit.ray_jobs import RayJobs
+    from tpuctl.submit.working_directory import working_files
 
     plan = launching.plan
     for note in plan.notes:
         console.say(f"note: {note}")
+    # Before a cluster is looked for, let alone started: files that don't fit won't fit there either.
+    package = job_package(plan, working_files=working_files(plan))
     with reach_for(plan, flag=launching.flag, recipe_address=launching.recipe_address) as reached:
         check_shared_storage(plan, simulated=reached.simulated)
         jobs = RayJobs(reached.connection)
         starting = LaunchOptions(
-            working_files=launching.files,
+            package=package,
             notice=console.say,
             before_start=lambda: wait_for_slice(reached, plan, seconds=launching.wait_seconds),
         )
@@ -113,10 +114,23 @@ def _say_started(submission_id: str, *, attached: bool, launching: Launching) ->
 def _say_ending(code: ExitCode, last: dict[str, Event], launching: Launching) -> None:
     """The closing words: what came out, and the command line to go on with."""
     if code is ExitCode.DONE and "done" in last:
-        for line in launching.closing(last):
+        if "fresh_rows" in last["done"]:
+            _show_rows(last["done"], launching)
+            return
+        for line in summary(last["done"], last.get("baselines")):
             console.say(line)
+        if launching.further:
+            console.say(f"go on          {launching.further}")
         return
     if hint := last.get("failed", {}).get("hint"):
         console.say(f"  hint: {hint}")
     if code is not ExitCode.DETACHED and {"checkpoint", "resume", "rows"} & last.keys():
         console.say(f"resume         {launching.again}")
+
+
+def _show_rows(done: Event, launching: Launching) -> None:
+    """The end of batch inference: the first rows as a table, and what there is of them."""
+    if launching.output == "text" and done["first"]["rows"]:
+        console.table(done["first"]["columns"], done["first"]["rows"])
+    for line in infer_summary(done):
+        console.say(line)

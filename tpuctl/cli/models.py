@@ -64,12 +64,12 @@ def _find(source: str) -> _Found:
 
 
 def _run(place: str) -> _Found | None:
-    from tpuctl.plan.schema import TrainJob, plan_from_json
+    from tpuctl.plan.schema import TrainingPlan, plan_from_json
     from tpuctl.runs.record import read_record
 
     record = read_record(place)
     plan = plan_from_json(record.plan) if record is not None else None
-    if not isinstance(plan, TrainJob):
+    if not isinstance(plan, TrainingPlan):
         return None
     return _Found(kind="run", place=place, spec=plan.model, tokenizer=(plan.data.tokenizer,))
 

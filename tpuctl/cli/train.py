@@ -1,18 +1,21 @@
-"""``tpuctl train``: from a recipe to a job that is followed to its end."""
+"""``tpuctl train``: from a recipe to a training run that is followed to its end."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import typer
 
-from tpuctl.cli.options import ClusterOption, Output, OutputOption, QuietOption, RecipeArgument, SetOption
-from tpuctl.cli.progress import summary
-from tpuctl.cli.verb import Asked, DetachOption, DryRunOption, Manner, WaitOption, run_recipe
-from tpuctl.runs.events import Event
-
-if TYPE_CHECKING:
-    from tpuctl.plan.schema import Plan
+from tpuctl.cli.options import (
+    ClusterOption,
+    DetachOption,
+    DryRunOption,
+    Output,
+    OutputOption,
+    QuietOption,
+    RecipeArgument,
+    SetOption,
+    WaitOption,
+)
+from tpuctl.cli.start import Asked, start
 
 
 def train(
@@ -28,9 +31,10 @@ def train(
 ) -> None:
     """Train: reserve the slice, run the job, follow it to its end. The same recipe again attaches or resumes."""
     asked = Asked(
-        kind="train",
+        verb="train",
+        kinds=("train",),
         recipe=recipe,
-        overrides=set_ or [],
+        overrides=set_ or (),
         cluster=cluster,
         wait=wait,
         detach=detach,
@@ -38,12 +42,4 @@ def train(
         output=output,
         quiet=quiet,
     )
-
-    def closing(plan: Plan, last: dict[str, Event]) -> list[str]:
-        from tpuctl.plan.schema import TrainJob
-
-        assert isinstance(plan, TrainJob), "run_recipe refuses others"
-        further = asked.command(f"train.steps={2 * plan.train.steps}")
-        return [*summary(last["done"], last.get("baselines")), f"go on          {further}"]
-
-    raise typer.Exit(run_recipe(asked, Manner(closing=closing)))
+    raise typer.Exit(start(asked))

@@ -20,7 +20,7 @@ from tpuctl.entrypoints.export_files import model_config, write_config, write_to
 from tpuctl.errors import TpuctlError, UsageError
 from tpuctl.nn.weights_writing import write_weights
 from tpuctl.plan.decode import PlanFormatError
-from tpuctl.plan.schema import TrainJob, plan_from_json
+from tpuctl.plan.schema import TrainingPlan, plan_from_json
 from tpuctl.runs.record import read_record
 from tpuctl.storage import join, open_storage
 from tpuctl.train.checkpoint_arrays import CheckpointArrays
@@ -97,7 +97,7 @@ def main() -> int:
     return 0
 
 
-def _plan(run: str) -> TrainJob:
+def _plan(run: str) -> TrainingPlan:
     record = read_record(run)
     if record is None:
         raise UsageError(f"{run} is no run directory: it has no run.json", hint="name the directory of a training run")
@@ -107,7 +107,7 @@ def _plan(run: str) -> TrainJob:
         raise UsageError(
             f"{run} was written by another version of tpuctl: {error}", hint="export it with that version"
         ) from error
-    if not isinstance(plan, TrainJob):
+    if not isinstance(plan, TrainingPlan):
         raise UsageError(f"{run} is a run of kind {plan.kind}", hint="only training runs have weights to export")
     return plan
 

@@ -13,13 +13,13 @@ from tpuctl.errors import StorageError, WeightsError
 from tpuctl.model_folder import CONFIG_FILE, GENERATION_FILE, read_config, read_json, tokenizer_files
 from tpuctl.modelspec.config import ModelConfigError
 from tpuctl.modelspec.huggingface import config_from_spec, spec_from_config
-from tpuctl.plan.schema import TrainJob
+from tpuctl.plan.schema import TrainingPlan
 from tpuctl.storage import join, open_storage
 from tpuctl.text import BYTES_VOCAB_SIZE, SEPARATOR, TOKENIZER_FILE, bpe_vocab_size
 from tpuctl.train.data.tokenizer_files import TokenizerRef
 
 
-def model_config(plan: TrainJob, *, dtype: str) -> dict[str, Any]:
+def model_config(plan: TrainingPlan, *, dtype: str) -> dict[str, Any]:
     """``config.json`` of a run's model: that of the folder it started from while it is there, else made of the spec.
 
     Raises:
@@ -33,7 +33,7 @@ def model_config(plan: TrainJob, *, dtype: str) -> dict[str, Any]:
     return {**config, "torch_dtype": dtype}
 
 
-def write_config(plan: TrainJob, folder: str, config: dict[str, Any]) -> None:
+def write_config(plan: TrainingPlan, folder: str, config: dict[str, Any]) -> None:
     """``generation_config.json``, then ``config.json``."""
     generation = None
     if plan.weights is not None:
@@ -48,7 +48,7 @@ def write_config(plan: TrainJob, folder: str, config: dict[str, Any]) -> None:
     _write_json(join(folder, CONFIG_FILE), config)
 
 
-def write_tokenizer(plan: TrainJob, folder: str) -> None:
+def write_tokenizer(plan: TrainingPlan, folder: str) -> None:
     """The tokenizer's files: as they are, or for bytes and a BPE of the run's own in transformers' form.
 
     Raises:
@@ -68,7 +68,7 @@ def write_tokenizer(plan: TrainJob, folder: str) -> None:
     _write_json(join(folder, "tokenizer_config.json"), config)
 
 
-def _config_of_source(plan: TrainJob) -> dict[str, Any] | None:
+def _config_of_source(plan: TrainingPlan) -> dict[str, Any] | None:
     if plan.weights is None:
         return None
     try:
@@ -79,7 +79,7 @@ def _config_of_source(plan: TrainJob) -> dict[str, Any] | None:
     return config if spec == plan.model else None
 
 
-def _separator_id(plan: TrainJob) -> int:
+def _separator_id(plan: TrainingPlan) -> int:
     ref = TokenizerRef(name=plan.data.tokenizer, directory=plan.run.directory, vocab_size=plan.model.vocab_size)
     return ref.load().separator_id
 

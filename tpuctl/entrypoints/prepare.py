@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from tpuctl.entrypoints.corpus import dataset_uris
 from tpuctl.entrypoints.emit import emit
-from tpuctl.plan.schema import TrainJob
+from tpuctl.plan.schema import TrainingPlan
 from tpuctl.storage import join
 from tpuctl.text import Tokenizer
 from tpuctl.train.data.corpus import open_corpus
-from tpuctl.train.data.stream import Stream, TokenizerRef, eval_stream, prepare_tokenizer, train_stream
+from tpuctl.train.data.stream import Stream, eval_stream, prepare_tokenizer, train_stream
+from tpuctl.train.data.tokenizer_files import TokenizerRef
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +26,7 @@ class Text:
         return self.train.tokenizer.load()
 
 
-def prepare(plan: TrainJob) -> Text:
+def prepare(plan: TrainingPlan) -> Text:
     """The text of a plan.
 
     Raises:

@@ -6,12 +6,12 @@ from etils import epath
 
 from tpuctl.model_folder import fingerprint, open_weights
 from tpuctl.nn.weights_fit import fit
-from tpuctl.plan.schema import TrainJob
+from tpuctl.plan.schema import TrainingPlan
 from tpuctl.storage import join
 from tpuctl.train.checkpoint_directory import complete_steps, scan
 
 
-def starting_weights(plan: TrainJob) -> str:
+def starting_weights(plan: TrainingPlan) -> str:
     """The fingerprint of the weights a new run starts from; empty where it starts from none, or goes on.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Strict decoding of JSON into dataclasses: an unknown or missing field, or a value of another type, is an error."""
+"""JSON read back into dataclasses, strictly: an unknown or missing field and a value of another type are errors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class PlanFormatError(ValueError):
 
 
 def decode(kind: Any, value: Any, path: str) -> Any:
-    """The value of type ``kind`` that JSON data holds; ``path`` is where it stands in the document.
+    """``value``, out of JSON, as ``kind``: a dataclass, a container of them, a literal or a plain type.
 
     Raises:
-        PlanFormatError: an unknown or missing field, or a value of the wrong type.
+        PlanFormatError: it is none; the message begins with ``path``.
     """
     if dataclasses.is_dataclass(kind):
         return _decode_dataclass(kind, value, path)

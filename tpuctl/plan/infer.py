@@ -8,15 +8,15 @@ from tpuctl import __version__
 from tpuctl.plan.environment import plan_job
 from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, TaskPlan
 from tpuctl.plan.places import Here, dataset_place, plan_run, storage_place
-from tpuctl.plan.schema import InferJob
+from tpuctl.plan.schema import InferencePlan
 from tpuctl.plan.slices import plan_slices
 from tpuctl.recipe.origin import Findings
-from tpuctl.recipe.schema import InferRecipe
+from tpuctl.recipe.schema import InferenceRecipe
 
 ENTRYPOINT = "tpuctl.entrypoints.infer"
 
 
-def resolve_infer(recipe: InferRecipe, *, environ: Mapping[str, str], here: Here) -> InferJob:
+def resolve_inference(recipe: InferenceRecipe, *, environ: Mapping[str, str], here: Here) -> InferencePlan:
     """What a recipe of batch inference amounts to.
 
     Raises:
@@ -28,11 +28,11 @@ def resolve_infer(recipe: InferRecipe, *, environ: Mapping[str, str], here: Here
     job = plan_job(recipe, environ=environ, findings=findings)
     data = _data(recipe, here=here, findings=findings)
     output = _output(recipe, here=here, findings=findings)
-    task = _task(recipe, findings)
+    task = _task(recipe, here=here, findings=findings)
     _check_apart(data, output, findings)
     findings.settle()
     assert slices is not None  # None only together with a problem
-    return InferJob(
+    return InferencePlan(
         kind="infer",
         entrypoint=ENTRYPOINT,
         tpuctl_version=__version__,
@@ -46,22 +46,27 @@ def resolve_infer(recipe: InferRecipe, *, environ: Mapping[str, str], here: Here
     )
 
 
-def _data(recipe: InferRecipe, *, here: Here, findings: Findings) -> InferDataPlan:
+def _data(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> InferDataPlan:
     data = recipe.data
     uri = dataset_place("data.uri", data.uri, here=here, findings=findings)
     return InferDataPlan(uri=uri, columns=data.columns, limit=data.limit)
 
 
-def _task(recipe: InferRecipe, findings: Findings) -> TaskPlan:
+def _task(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> TaskPlan:
     task = recipe.task
     if task.function is None:
         findings.refuse("task.function", "missing: a custom task is a function", 'add function = "module:function"')
     return TaskPlan(
-        kind=task.kind, function=task.function, inputs=task.inputs, batch_rows=task.batch_rows, ragged=task.ragged
+        kind=task.kind,
+        function=task.function,
+        directory=here.absolute("."),
+        inputs=task.inputs,
+        batch_rows=task.batch_rows,
+        ragged=task.ragged,
     )
 
 
-def _output(recipe: InferRecipe, *, here: Here, findings: Findings) -> OutputPlan:
+def _output(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> OutputPlan:
     output, batch_rows = recipe.output, recipe.task.batch_rows
     if output.rows_per_part < batch_rows:
         message = f"{output.rows_per_part} rows are less than one batch of {batch_rows}"

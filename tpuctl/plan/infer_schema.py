@@ -24,12 +24,13 @@ class InferDataPlan:
 class TaskPlan:
     """What is done with a row.
 
-    ``function`` is ``module:function``. ``inputs`` are the columns it gets, all that can be arrays if empty. Every
-    batch it sees has ``batch_rows`` rows.
+    ``function`` is ``module:function``, its module a file below ``directory`` or known to the cluster. ``inputs`` are
+    the columns it gets, all that can be arrays if empty. Every batch it sees has ``batch_rows`` rows.
     """
 
     kind: TaskKind
     function: str | None
+    directory: str | None
     inputs: tuple[str, ...]
     batch_rows: int
     ragged: RaggedEnd

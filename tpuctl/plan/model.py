@@ -10,14 +10,14 @@ from tpuctl.modelspec import PRESETS, ModelSpec
 from tpuctl.plan.source import ModelSource
 from tpuctl.plan.tokenizer import is_tokenizer_file, tokenizer_ids
 from tpuctl.recipe.origin import Findings
-from tpuctl.recipe.schema import TrainRecipe
+from tpuctl.recipe.schema import TrainingRecipe
 
 # A padded vocabulary shards over any sensible tensor axis; the padding rows are never targets.
 _VOCAB_MULTIPLE = 128
 _NEEDED = ("hidden_size", "num_layers", "num_heads", "mlp_size")
 
 
-def plan_tokenizer(recipe: TrainRecipe, source: ModelSource | None) -> str:
+def plan_tokenizer(recipe: TrainingRecipe, source: ModelSource | None) -> str:
     """The tokenizer's name: the recipe's, else the model folder's, else plain bytes."""
     if recipe.data.tokenizer is not None:
         return recipe.data.tokenizer
@@ -25,7 +25,7 @@ def plan_tokenizer(recipe: TrainRecipe, source: ModelSource | None) -> str:
 
 
 def plan_model(
-    recipe: TrainRecipe, *, source: ModelSource | None, tokenizer: str, findings: Findings
+    recipe: TrainingRecipe, *, source: ModelSource | None, tokenizer: str, findings: Findings
 ) -> ModelSpec | None:
     """The model, or None where its sizes are not settled; what is wrong stands in ``findings``."""
     before = len(findings.problems)
@@ -42,17 +42,17 @@ def plan_model(
     return None if len(findings.problems) > before else spec
 
 
-def _check_only_source(recipe: TrainRecipe, findings: Findings) -> None:
+def _check_only_source(recipe: TrainingRecipe, findings: Findings) -> None:
     for name in [*(["preset"] if recipe.model.preset is not None else []), *_given(recipe)]:
         findings.refuse(f"model.{name}", "the model is that of model.source", "leave one of the two out")
 
 
-def _given(recipe: TrainRecipe) -> dict[str, Any]:
+def _given(recipe: TrainingRecipe) -> dict[str, Any]:
     own = {f.name: getattr(recipe.model, f.name, None) for f in dataclasses.fields(ModelSpec) if f.name != "name"}
     return {name: value for name, value in own.items() if value is not None}
 
 
-def _sizes(recipe: TrainRecipe, findings: Findings) -> dict[str, Any]:
+def _sizes(recipe: TrainingRecipe, findings: Findings) -> dict[str, Any]:
     table, given = recipe.model, _given(recipe)
     if table.preset is not None:
         return _preset_sizes(table.preset, given, findings)

@@ -4,13 +4,40 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
-from tpuctl.plan.infer import resolve_infer
-from tpuctl.plan.places import Here
-from tpuctl.plan.schema import Plan
+from tpuctl import __version__
+from tpuctl.modelspec import ModelSpec
+from tpuctl.plan.budget import Workload, choose_remat, estimate, gib, shortage_hint
+from tpuctl.plan.environment import plan_job
+from tpuctl.plan.infer import resolve_inference
+from tpuctl.plan.mesh import plan_mesh
+from tpuctl.plan.model import plan_model, plan_tokenizer
+from tpuctl.plan.places import Here, plan_data, plan_run
+from tpuctl.plan.schema import (
+    BudgetPlan,
+    CheckpointPlan,
+    CustomPlan,
+    DataPlan,
+    ExpectPlan,
+    JobKind,
+    MeshPlan,
+    OptimPlan,
+    Plan,
+    TrainingPlan,
+    TrainPlan,
+    WeightsPlan,
+    WorkPlan,
+)
+from tpuctl.plan.slices import plan_slices
 from tpuctl.plan.source import ModelSource
-from tpuctl.plan.train import resolve_train
-from tpuctl.recipe.schema import InferRecipe, Recipe, TrainRecipe
+from tpuctl.recipe.custom import CustomJobTable
+from tpuctl.recipe.origin import Findings
+from tpuctl.recipe.schema import CustomRecipe, InferenceRecipe, Recipe, TrainingRecipe
+from tpuctl.topology import generation
+
+ENTRYPOINTS: dict[JobKind, str] = {"train": "tpuctl.entrypoints.train", "custom": "tpuctl.entrypoints.custom"}
+_LONGEST_WARMUP = 1000
 
 
 def resolve(
@@ -28,9 +55,171 @@ def resolve(
         RecipeError: all rules that are broken, each with file, line, key and remedy.
     """
     here = Here.of(cwd, environ)
-    match recipe:
-        case TrainRecipe():
-            return resolve_train(recipe, environ=environ, here=here, source=source)
-        case InferRecipe():
-            return resolve_infer(recipe, environ=environ, here=here)
-    raise AssertionError(f"a recipe of kind {recipe.kind} has no way to a plan")
+    if isinstance(recipe, InferenceRecipe):
+        return resolve_inference(recipe, environ=environ, here=here)
+    if isinstance(recipe, CustomRecipe):
+        return _resolve_custom(recipe, environ=environ, here=here)
+    assert isinstance(recipe, TrainingRecipe), "there is no other kind"
+    return _resolve_training(recipe, environ=environ, here=here, source=source)
+
+
+def _resolve_training(
+    recipe: TrainingRecipe, *, environ: Mapping[str, str], here: Here, source: ModelSource | None
+) -> TrainingPlan:
+    findings = Findings(origin=recipe.origin)
+    slices = plan_slices(recipe, findings=findings)
+    tokenizer = plan_tokenizer(recipe, source)
+    model = plan_model(recipe, source=source, tokenizer=tokenizer, findings=findings)
+    run = plan_run(recipe, here=here, findings=findings)
+    data = plan_data(recipe, tokenizer=tokenizer, here=here, findings=findings)
+    job = plan_job(recipe, environ=environ, findings=findings)
+    optim = _optim(recipe, findings)
+    _check_cadence(recipe, data, findings)
+    mesh = plan_mesh(recipe, slices, model, findings=findings) if slices and model else None
+    findings.settle()
+    assert slices is not None  # these three are None only together with a problem
+    assert model is not None
+    assert mesh is not None
+    train, budget = _train(recipe, model, mesh, hbm_bytes=generation(slices.generation).hbm_bytes_per_device)
+    _check_budget(Workload(model=model, mesh=mesh, train=train, hbm_bytes=budget.hbm_bytes), budget, findings)
+    findings.settle()
+    return TrainingPlan(
+        kind=recipe.kind,
+        entrypoint=ENTRYPOINTS[recipe.kind],
+        tpuctl_version=__version__,
+        run=run,
+        slice=slices,
+        mesh=mesh,
+        model=model,
+        weights=None if source is None else WeightsPlan(uri=source.uri, family=source.family),
+        data=data,
+        optim=optim,
+        train=train,
+        checkpoint=CheckpointPlan(
+            every=recipe.checkpoint.every, keep=recipe.checkpoint.keep, resume=recipe.checkpoint.resume
+        ),
+        job=job,
+        expect=ExpectPlan(max_eval_loss=recipe.expect.max_eval_loss, max_bits_per_byte=recipe.expect.max_bits_per_byte),
+        budget=budget,
+        notes=tuple(findings.notes),
+    )
+
+
+def _resolve_custom(recipe: CustomRecipe, *, environ: Mapping[str, str], here: Here) -> CustomPlan:
+    findings = Findings(origin=recipe.origin)
+    slices = plan_slices(recipe, findings=findings)
+    run = plan_run(recipe, here=here, findings=findings)
+    job = plan_job(recipe, environ=environ, findings=findings)
+    work = _work(recipe.job, here=here, findings=findings)
+    findings.settle()
+    assert slices is not None  # None only together with a problem
+    return CustomPlan(
+        kind=recipe.kind,
+        entrypoint=ENTRYPOINTS[recipe.kind],
+        tpuctl_version=__version__,
+        run=run,
+        slice=slices,
+        job=job,
+        work=work,
+        notes=tuple(findings.notes),
+    )
+
+
+def _work(job: CustomJobTable, *, here: Here, findings: Findings) -> WorkPlan:
+    if (job.command is None) == (job.entrypoint is None):
+        both = "both" if job.command else "neither"
+        hint = 'write command = "python train.py" or entrypoint = "module:function"'
+        findings.refuse("job.command", f"{both} of command and entrypoint given", hint)
+    if job.working_directory is None and (job.include or job.exclude):
+        findings.refuse("job.working_directory", "missing, but files are chosen from it", 'add working_directory = "."')
+    directory = None if job.working_directory is None else here.absolute(job.working_directory)
+    return WorkPlan(
+        command=job.command or (),
+        function=job.entrypoint,
+        directory=directory,
+        include=job.include,
+        exclude=job.exclude,
+    )
+
+
+def _optim(recipe: TrainingRecipe, findings: Findings) -> OptimPlan:
+    optim, steps = recipe.optim, recipe.train.steps
+    warmup = min(steps // 10, _LONGEST_WARMUP) if optim.warmup_steps is None else optim.warmup_steps
+    if warmup > steps:
+        hint = f"use at most {steps}, or leave it out"
+        findings.refuse("optim.warmup_steps", f"{warmup} steps of warm-up in a run of {steps} steps", hint)
+    return OptimPlan(
+        learning_rate=optim.learning_rate,
+        schedule=optim.schedule,
+        warmup_steps=warmup,
+        decay_steps=_decay_steps(recipe, warmup, findings),
+        final_ratio=optim.final_ratio,
+        weight_decay=optim.weight_decay,
+        beta1=optim.beta1,
+        beta2=optim.beta2,
+        epsilon=optim.epsilon,
+        clip_norm=optim.clip_norm or None,
+    )
+
+
+def _decay_steps(recipe: TrainingRecipe, warmup: int, findings: Findings) -> int:
+    optim, steps = recipe.optim, recipe.train.steps
+    after_warmup = max(steps - warmup, 0)
+    if optim.schedule == "constant":
+        if optim.decay_steps is not None:
+            findings.refuse("optim.decay_steps", "a constant schedule has no decay", "leave it out")
+        return 0
+    if optim.decay_steps is None:
+        return min(max(steps // 5, 1), after_warmup) if optim.schedule == "wsd" else after_warmup
+    if optim.schedule == "wsd" and optim.decay_steps > after_warmup:
+        message = f"a decay of {optim.decay_steps} steps does not fit into the {after_warmup} after warm-up"
+        findings.refuse("optim.decay_steps", message, f"use at most {after_warmup}")
+    elif optim.decay_steps > after_warmup:
+        findings.notes.append(f"optim.decay_steps = {optim.decay_steps}: the run ends before the decay does")
+    return optim.decay_steps
+
+
+def _check_cadence(recipe: TrainingRecipe, data: DataPlan, findings: Findings) -> None:
+    train, steps = recipe.train, recipe.train.steps
+    if data.eval_uri is None and not findings.has("data.uri", "data.eval_uri"):
+        if train.eval_every:
+            findings.refuse("train.eval_every", "there is no held-out text to evaluate on", "set data.eval_uri")
+        for gate in ("max_eval_loss", "max_bits_per_byte"):
+            if getattr(recipe.expect, gate) is not None:
+                findings.refuse(f"expect.{gate}", "there is no held-out text to judge by", "set data.eval_uri")
+    if data.eval_uri is not None and train.eval_every > steps:
+        findings.notes.append(f"train.eval_every = {train.eval_every}: evaluated once, after step {steps}")
+    if recipe.checkpoint.every > steps:
+        findings.notes.append(f"checkpoint.every = {recipe.checkpoint.every}: saved once, after step {steps}")
+
+
+def _train(recipe: TrainingRecipe, model: ModelSpec, mesh: MeshPlan, *, hbm_bytes: int) -> tuple[TrainPlan, BudgetPlan]:
+    table = recipe.train
+    train = TrainPlan(
+        steps=table.steps,
+        global_batch=table.global_batch,
+        microbatches=table.microbatches,
+        sequence_length=table.sequence_length,
+        seed=table.seed,
+        compute_dtype=table.compute_dtype,
+        remat=table.remat or "none",
+        z_loss=table.z_loss,
+        dropout=recipe.model.dropout,
+        log_every=table.log_every,
+        eval_every=table.eval_every,
+        eval_batches=table.eval_batches,
+    )
+    work = Workload(model=model, mesh=mesh, train=train, hbm_bytes=hbm_bytes)
+    remat = table.remat or choose_remat(work)
+    return replace(train, remat=remat), estimate(work, remat)
+
+
+def _check_budget(work: Workload, budget: BudgetPlan, findings: Findings) -> None:
+    if budget.needed_bytes <= budget.hbm_bytes:
+        return
+    message = (
+        f"does not fit: about {gib(budget.needed_bytes)} per device, of {gib(budget.hbm_bytes)} "
+        f"(state {gib(budget.state_bytes)}, gradients {gib(budget.gradient_bytes)}, "
+        f"activations {gib(budget.activation_bytes)}, logits {gib(budget.logit_bytes)})"
+    )
+    findings.refuse("slice.topology", message, shortage_hint(work, budget))

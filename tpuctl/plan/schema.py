@@ -17,7 +17,7 @@ from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, TaskPlan
 
 PLAN_SCHEMA = "tpuctl.plan/1"
 
-JobKind = Literal["train", "infer"]
+JobKind = Literal["train", "custom", "infer"]
 RaggedRule = Literal["drop", "pad", "raise"]
 ResumeRule = Literal["auto", "must", "never"]
 ScheduleKind = Literal["constant", "linear", "cosine", "wsd"]
@@ -186,8 +186,24 @@ class BudgetPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WorkPlan:
+    """What a custom job runs on every host, and which of the user's files travel with it.
+
+    Either ``command``, word by word as it is executed (no shell reads it), or ``function``, as ``module:name``.
+    ``directory`` is an absolute path on the submitting machine, None if no files travel; ``include`` and ``exclude``
+    are relative to it, the latter in the language of ``.gitignore``.
+    """
+
+    command: tuple[str, ...]
+    function: str | None
+    directory: str | None
+    include: tuple[str, ...]
+    exclude: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """One job, wholly decided: what jobs of every kind have. Each kind has a class of its own below this one."""
+    """One job, wholly decided: what jobs of every kind have."""
 
     kind: JobKind
     entrypoint: str
@@ -199,10 +215,9 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainJob(Plan):
+class TrainingPlan(Plan):
     """A training run."""
 
-    kind: Literal["train"]
     mesh: MeshPlan
     model: ModelSpec
     weights: WeightsPlan | None
@@ -215,17 +230,22 @@ class TrainJob(Plan):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InferJob(Plan):
-    """A batch inference job: the rows of a dataset through a task, into a folder of parts."""
+class CustomPlan(Plan):
+    """A command or function of the user's own, on every host of whole slices."""
 
-    kind: Literal["infer"]
+    work: WorkPlan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InferencePlan(Plan):
+    """Batch inference: the rows of a dataset through a task, into a folder of parts."""
+
     data: InferDataPlan
     task: TaskPlan
     output: OutputPlan
 
 
-JOBS: dict[JobKind, type[Plan]] = {"train": TrainJob, "infer": InferJob}
-"""The class of each kind's plans. A new kind is a class and a line here."""
+PLANS: dict[JobKind, type[Plan]] = {"train": TrainingPlan, "custom": CustomPlan, "infer": InferencePlan}
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -242,10 +262,9 @@ def plan_from_json(document: dict[str, Any]) -> Plan:
     if document.get("schema") != PLAN_SCHEMA:
         raise PlanFormatError(f"schema: expected {PLAN_SCHEMA!r}, got {document.get('schema')!r}")
     fields = {key: value for key, value in document.items() if key != "schema"}
-    kind = JOBS.get(fields.get("kind", ""))
-    if kind is None:
-        raise PlanFormatError(f"plan.kind: expected one of {tuple(JOBS)}, got {fields.get('kind')!r}")
-    plan: Plan = decode(kind, fields, "plan")
+    if fields.get("kind") not in PLANS:
+        raise PlanFormatError(f"plan.kind: expected one of {tuple(PLANS)}, got {fields.get('kind')!r}")
+    plan: Plan = decode(PLANS[fields["kind"]], fields, "plan")
     return plan
 
 

@@ -16,7 +16,7 @@ from tpuctl.modelspec.config import ModelConfigError
 from tpuctl.modelspec.huggingface import spec_from_config
 from tpuctl.plan.places import Here, storage_place
 from tpuctl.recipe.origin import Findings
-from tpuctl.recipe.schema import Recipe, TrainRecipe
+from tpuctl.recipe.schema import Recipe, TrainingRecipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +35,7 @@ def read_source(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[
     Raises:
         RecipeError: no such folder, or no model this version knows.
     """
-    if not isinstance(recipe, TrainRecipe) or recipe.model.source is None:
+    if not isinstance(recipe, TrainingRecipe) or recipe.model.source is None:
         return None
     findings = Findings(origin=recipe.origin)
     here = Here.of(cwd, environ)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tpuctl.errors import Where
 from tpuctl.recipe.origin import Findings, Origin, Problem
-from tpuctl.recipe.schema import RECIPES, Recipe
+from tpuctl.recipe.schema import RECIPES, Recipe, TrainingRecipe
 from tpuctl.recipe.settings import Key, Table, keys_of, tables_of
 from tpuctl.recipe.source import Source, read_source
 from tpuctl.recipe.suggest import suggest_key, suggest_table
@@ -32,8 +32,8 @@ def load_recipe(path: Path, *, overrides: Sequence[str] = ()) -> Recipe:
 
 def build_recipe(source: Source, *, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe that parsed TOML and overrides hold; raises as ``load_recipe`` does."""
-    findings = Findings(origin=Origin(file=source.file, lines=source.lines))
-    draft = _Draft(findings=findings, root=_kind(source, overrides, findings))
+    root = RECIPES.get(_kind_of(source, overrides), TrainingRecipe)
+    draft = _Draft(root=root, findings=Findings(origin=Origin(file=source.file, lines=source.lines)))
     draft.read(source.values)
     draft.override(overrides)
     draft.require()
@@ -41,30 +41,19 @@ def build_recipe(source: Source, *, overrides: Sequence[str] = ()) -> Recipe:
     return draft.build()
 
 
-def _kind(source: Source, overrides: Sequence[str], findings: Findings) -> type[Recipe]:
-    """The class of the recipe's kind, which says what tables it may have; without one nothing else can be judged."""
-    key = keys_of(Recipe)["kind"]
-    draft = _Draft(findings=findings, root=Recipe)
-    if "kind" in source.values:
-        draft.take(key, source.values["kind"])
-    draft.override([text for text in overrides if text.partition("=")[0].strip() == "kind"])
-    draft.require("kind")
-    findings.settle()
-    return RECIPES[draft.values["kind"]]
-
-
-def _other_kind(table: str) -> str | None:
-    """The remedy for a table that recipes of another kind have."""
-    kinds = [kind for kind, root in RECIPES.items() if table in tables_of(root)]
-    return f'[{table}] is a table of kind = "{kinds[0]}"' if kinds else None
+def _kind_of(source: Source, overrides: Sequence[str]) -> Any:
+    """What kind of recipe it says it is; whether there is such a kind is checked with all other values."""
+    said = [text.partition("=")[2].strip(" \"'") for text in overrides if text.partition("=")[0].strip() == "kind"]
+    found = said[-1] if said else source.values.get("kind")
+    return found if isinstance(found, str) else None
 
 
 @dataclass(kw_only=True, slots=True)
 class _Draft:
-    """A recipe in the making: the values that were good and the problems so far. ``root`` is its class."""
+    """A recipe in the making: the values that were good and the problems so far. ``root`` is its kind."""
 
+    root: type
     findings: Findings
-    root: type[Recipe]
     values: dict[str, Any] = field(default_factory=dict)
     bad: set[str] = field(default_factory=set)
 
@@ -73,13 +62,13 @@ class _Draft:
         tables = tables_of(self.root)
         for name, value in document.items():
             if name in tables[""].keys:
-                self.take(tables[""].keys[name], value)
+                self._take(tables[""].keys[name], value)
             elif name in tables and isinstance(value, dict):
                 self._read_table(tables[name], value)
             elif name in tables:
                 self._wrong_table_form(name, value)
             elif isinstance(value, dict):
-                self.findings.refuse(name, f"unknown table [{name}]", _other_kind(name) or suggest_table(tables, name))
+                self._unknown_table(name)
             else:
                 self.findings.refuse(name, f"unknown key {name!r}", suggest_key(tables, "", name))
 
@@ -93,10 +82,10 @@ class _Draft:
                 continue
             self._override_one(path, value)
 
-    def require(self, only: str | None = None) -> None:
-        """Note every key that has to be there and isn't, or just whether that one is."""
+    def require(self) -> None:
+        """Note every key that has to be there and isn't."""
         for path, key in keys_of(self.root).items():
-            if only in (None, path) and key.required and path not in self.values and path not in self.bad:
+            if key.required and path not in self.values and path not in self.bad:
                 place = f"under [{key.table}]" if key.table else "at the top"
                 example = f'"{key.rules.example}"' if key.type in ("str", "choice") else key.rules.example
                 hint = f"add {key.name} = {example} {place}: {key.rules.doc}"
@@ -107,7 +96,8 @@ class _Draft:
         tables = tables_of(self.root)
         top = {name: self.values[name] for name in tables[""].keys if name in self.values}
         nested = {name: table.kind(**self._values_of(table)) for name, table in tables.items() if name}
-        return self.root(**top, **nested, origin=self.findings.origin)
+        recipe: Recipe = self.root(**top, **nested, origin=self.findings.origin)
+        return recipe
 
     def _values_of(self, table: Table) -> dict[str, Any]:
         return {key.name: self.values[path] for key in table.keys.values() if (path := key.path) in self.values}
@@ -115,13 +105,17 @@ class _Draft:
     def _read_table(self, table: Table, values: dict[str, Any]) -> None:
         for name, value in values.items():
             if name in table.keys:
-                self.take(table.keys[name], value)
+                self._take(table.keys[name], value)
             else:
                 hint = suggest_key(tables_of(self.root), table.name, name)
                 self.findings.refuse(f"{table.name}.{name}", f"unknown key {name!r} in [{table.name}]", hint)
 
-    def take(self, key: Key, value: Any) -> None:
-        """Take one value, or note what is wrong with it."""
+    def _unknown_table(self, name: str) -> None:
+        kinds = [kind for kind, root in RECIPES.items() if name in tables_of(root)]
+        hint = f"[{name}] belongs to kind = {kinds[0]!r}" if kinds else suggest_table(tables_of(self.root), name)
+        self.findings.refuse(name, f"unknown table [{name}]", hint)
+
+    def _take(self, key: Key, value: Any) -> None:
         try:
             self.values[key.path] = check_value(key, value)
         except BadValueError as error:

@@ -6,6 +6,7 @@ Both come from the schema; ``docs/recipe.md`` is the page as a file, and a test 
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 from typing import Any
 
 import tomli_w
@@ -13,7 +14,7 @@ import tomli_w
 from tpuctl.modelspec import PRESETS, num_parameters
 from tpuctl.plan.schema import JobKind
 from tpuctl.recipe.schema import RECIPES, Recipe
-from tpuctl.recipe.settings import Key, Table, tables_of
+from tpuctl.recipe.settings import Key, Table, keys_of, tables_of
 from tpuctl.recipe.values import expected
 
 _INTRO = """\
@@ -21,12 +22,13 @@ _INTRO = """\
 
 <!-- Written by `python -m tpuctl.recipe.reference > docs/recipe.md`; do not edit. -->
 
-A recipe is a TOML file that says what to run, on which slice, on which data; its `kind` says which tables it has. It
-is strict: an unknown key, a value of the wrong type or out of range and rules broken between keys are all reported
+A recipe is a TOML file that says what to run and on which slice: `kind = "train"` trains a model on text, `kind =
+"infer"` puts every row of a dataset through a task, `kind = "custom"` runs a command or function of your own. It is
+strict: an unknown key, a value of the wrong type or out of range and rules broken between keys are all reported
 before anything is contacted, each with file, line and remedy. Whole numbers are taken where a number is wanted;
 nothing else is converted.
 
-- `tpuctl init KIND` writes a commented recipe, `tpuctl check` validates one, `tpuctl plan` shows what it amounts to.
+- `tpuctl init train` writes a commented recipe, `tpuctl check` validates one, `tpuctl plan` shows what it amounts to.
 - `--set train.steps=50` overrides a key, its value typed by the key: text needs no quotes, lists are `a,b`, `none`
   empties a key that may be empty, `unset` takes it back to its default. `--set job.env.NAME=value` sets one variable.
 - Relative paths start at the directory tpuctl is called in, wherever the recipe lies.
@@ -38,11 +40,10 @@ _WIDTH = 110
 
 def reference_page() -> str:
     """The whole reference page."""
-    shared = tables_of(Recipe)
-    parts = [_INTRO, *(_section(table) for table in shared.values())]
+    parts = [_INTRO, *(_section(table) for table in tables_of(Recipe).values())]
     for kind, root in RECIPES.items():
-        own = [table for name, table in tables_of(root).items() if name not in shared]
-        parts += [f'# `kind = "{kind}"`\n\n{tables_of(root)[""].doc}\n', *map(_section, own)]
+        own = [table for table in map(_without_shared, tables_of(root).values()) if table.keys]
+        parts += [_section(table, kind=kind) for table in own]
     return "\n".join([*parts, _presets()])
 
 
@@ -68,8 +69,15 @@ def toml_value(value: Any) -> str:
     return tomli_w.dumps({"key": plain}).removeprefix("key = ").strip()
 
 
-def _section(table: Table) -> str:
+def _without_shared(table: Table) -> Table:
+    """What a table of one kind of recipe has beyond, or unlike, that of all kinds."""
+    shared = keys_of(Recipe)
+    return replace(table, keys={name: key for name, key in table.keys.items() if shared.get(key.path) != key})
+
+
+def _section(table: Table, *, kind: str | None = None) -> str:
     title = f"## `[{table.name}]`" if table.name else "## Top level"
+    title += f' of `kind = "{kind}"`' if kind else ""
     doc = f"{table.doc}\n\n" if table.name else ""
     rows = "\n".join(_row(key) for key in table.keys.values())
     return f"{title}\n\n{doc}| key | takes | default | meaning |\n|---|---|---|---|\n{rows}\n"
@@ -99,7 +107,7 @@ def _presets() -> str:
         "| preset | parameters | hidden | layers | heads/kv × dim | MLP | vocabulary |\n|---|---|---|---|---|---|---|"
     )
     note = "Where the vocabulary is the tokenizer's, parameters are counted without the embedding."
-    return f"# Presets\n\n{note}\n\n{head}\n{rows}\n"
+    return f"## Presets\n\n{note}\n\n{head}\n{rows}\n"
 
 
 def _size(parameters: int) -> str:
@@ -113,7 +121,7 @@ def _commented_key(key: Key, kind: str) -> str:
     comment = textwrap.fill(about, _WIDTH, initial_indent="# ", subsequent_indent="# ")
     if key.path == "kind":
         return f'{comment}\nkind = "{kind}"\n'
-    is_set = key.required or key.path in ("model.preset", "slice.topology")
+    is_set = key.required or key.path in ("model.preset", "slice.topology", "job.command")
     line = f"{key.name} = {_example(key)}"
     return f"{comment}\n{line if is_set else f'# {line}'}\n"
 
@@ -122,7 +130,7 @@ def _example(key: Key) -> str:
     """The key's default, else its example, as TOML."""
     if not key.required and key.default not in (None, ()):
         return toml_value(key.default)
-    quoted = key.type in ("str", "choice", "duration")
+    quoted = key.type in ("str", "choice", "duration", "command")
     return f'"{key.rules.example}"' if quoted else key.rules.example
 
 

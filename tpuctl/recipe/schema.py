@@ -1,4 +1,4 @@
-"""What a user may write: one frozen dataclass per table, every field documenting itself.
+"""What a user may write: one frozen dataclass per kind of recipe and per table, every field documenting itself.
 
 Only what one key alone can tell is checked from here (type, range, choices); rules over several keys are
 ``plan.resolve``'s.
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpuctl.plan.schema import JobKind
+from tpuctl.recipe.custom import CustomJobTable
 from tpuctl.recipe.inference import OutputTable, RowsTable, TaskTable
 from tpuctl.recipe.learning import CheckpointTable, DataTable, ExpectTable, ModelTable, OptimTable, TrainTable
 from tpuctl.recipe.origin import Origin
@@ -26,7 +27,7 @@ def _table(kind: Any, *, required: bool = False) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """A recipe: what a user wrote, with the defaults of single keys filled in. Each kind has a class below this one."""
+    """A recipe: what a user wrote, with the defaults of single keys filled in. These tables every kind has."""
 
     kind: JobKind = setting(doc="What the recipe runs.", example="train")
     run: RunTable = _table(RunTable)
@@ -37,8 +38,8 @@ class Recipe:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainRecipe(Recipe):
-    """Train a model on text."""
+class TrainingRecipe(Recipe):
+    """A model trained on text."""
 
     model: ModelTable = _table(ModelTable)
     mesh: MeshTable = _table(MeshTable)
@@ -50,13 +51,19 @@ class TrainRecipe(Recipe):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InferRecipe(Recipe):
-    """Run a task over every row of a dataset, each exactly once."""
+class CustomRecipe(Recipe):
+    """A command or function of your own, run on every host of whole slices."""
+
+    job: CustomJobTable = _table(CustomJobTable)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InferenceRecipe(Recipe):
+    """A task over every row of a dataset, each exactly once."""
 
     data: RowsTable = _table(RowsTable, required=True)
     task: TaskTable = _table(TaskTable, required=True)
     output: OutputTable = _table(OutputTable, required=True)
 
 
-RECIPES: dict[JobKind, type[Recipe]] = {"train": TrainRecipe, "infer": InferRecipe}
-"""The class of each kind's recipes. A new kind is a class and a line here."""
+RECIPES: dict[JobKind, type] = {"train": TrainingRecipe, "custom": CustomRecipe, "infer": InferenceRecipe}

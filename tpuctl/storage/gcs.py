@@ -72,7 +72,7 @@ class GcsStorage:
         """Put the object there, in one piece."""
         blob = self._blob(uri)
         try:
-            with _google(uri):
+            with _google(uri, needs_object=False):
                 blob.upload_from_string(
                     data, checksum="crc32c", if_generation_match=_match(if_generation), **self._calls()
                 )
@@ -84,7 +84,7 @@ class GcsStorage:
     def put_file(self, path: Path, uri: str) -> None:
         """Send a file of any size; a connection that breaks is taken up where it broke."""
         blob = self._blob(uri, chunk_size=_UPLOAD_CHUNK_BYTES)
-        with _google(uri):
+        with _google(uri, needs_object=False):
             blob.upload_from_filename(str(path), checksum="crc32c", **self._calls())
 
     def get_file(self, uri: str, path: Path) -> None:
@@ -119,7 +119,7 @@ class GcsStorage:
         """All objects below the directory, a thousand a request; markers of directories are no objects."""
         bucket, name = split_gcs(prefix)
         below = f"{name.rstrip('/')}/" if name.strip("/") else ""
-        with _google(prefix):
+        with _google(prefix, needs_object=False):
             found = self._client().list_blobs(
                 bucket, prefix=below, fields="items(name),nextPageToken", page_size=1000, **self._calls()
             )
@@ -135,7 +135,7 @@ class GcsStorage:
             ForbiddenError: ``storage.buckets.get`` is missing.
         """
         bucket, _ = split_gcs(uri)
-        with _google(f"{GCS}{bucket}"):
+        with _google(f"{GCS}{bucket}", needs_object=False):
             self._client().get_bucket(bucket, **self._calls())
 
     def _own_write(self, uri: str, data: bytes) -> str:
@@ -173,7 +173,8 @@ def process_client() -> storage.Client:
 def _new_client(at: str | None) -> storage.Client:
     if at is not None:
         os.environ.update(client_env(at))
-        return storage.Client(project="-", credentials=AnonymousCredentials(), client_options={"api_endpoint": at})
+        anonymous = AnonymousCredentials()  # type: ignore[no-untyped-call]
+        return storage.Client(project="-", credentials=anonymous, client_options={"api_endpoint": at})
     with _google(GCS):
         # Only listing and creating buckets would need a project, which a machine may not know.
         return storage.Client(project=None)
@@ -196,12 +197,13 @@ def _match(generation: str | None) -> int | None:
 
 
 def _crc32c(data: bytes) -> str:
-    return base64.b64encode(google_crc32c.Checksum(data).digest()).decode()
+    checksum: bytes = google_crc32c.Checksum(data).digest()  # type: ignore[no-untyped-call]
+    return base64.b64encode(checksum).decode()
 
 
 @contextmanager
-def _google(uri: str) -> Iterator[None]:
+def _google(uri: str, *, needs_object: bool = True) -> Iterator[None]:
     try:
         yield
     except GOOGLE_ERRORS as error:
-        raise explained(error, uri=uri) from error
+        raise explained(error, uri=uri, needs_object=needs_object) from error

@@ -31,8 +31,11 @@ _RIGHTS_HINT = (
 )
 
 
-def explained(error: Exception, *, uri: str) -> StorageError:
-    """The error of ours for one of ``GOOGLE_ERRORS``."""
+def explained(error: Exception, *, uri: str, needs_object: bool = True) -> StorageError:
+    """The error of ours for one of ``GOOGLE_ERRORS``.
+
+    ``needs_object``: the call was about an object that should be there, so that a 404 may mean the object.
+    """
     text = _words(error)
     if isinstance(error, google.RetryError):
         return UnreachableStorageError(
@@ -40,7 +43,7 @@ def explained(error: Exception, *, uri: str) -> StorageError:
             hint="the run resumes from its last checkpoint: start it again once the storage answers",
         )
     if isinstance(error, google.NotFound):
-        return _missing(text, uri=uri)
+        return _missing(text, uri=uri, needs_object=needs_object)
     if isinstance(error, google.PreconditionFailed):
         return ChangedError(f"{uri}: changed meanwhile")
     if isinstance(error, google.Forbidden | google.Unauthorized):
@@ -55,10 +58,10 @@ def explained(error: Exception, *, uri: str) -> StorageError:
     return StorageError(f"{uri}: {text}")
 
 
-def _missing(text: str, *, uri: str) -> NotFoundError:
-    bucket, name = split_gcs(uri)
-    # The service says so in words only; both are a 404.
-    if not name or "bucket does not exist" in text:
+def _missing(text: str, *, uri: str, needs_object: bool) -> NotFoundError:
+    bucket, _ = split_gcs(uri)
+    # The service tells the two apart in words only.
+    if not needs_object or "bucket does not exist" in text:
         return BucketMissingError(
             f"{uri}: there is no bucket {bucket!r}",
             hint=f"check the name, or create it: gcloud storage buckets create gs://{bucket}",

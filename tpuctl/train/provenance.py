@@ -12,11 +12,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tpuctl.errors import CheckpointError
-from tpuctl.modelspec import ModelSpec
-from tpuctl.plan.schema import TrainJob
+from tpuctl.modelspec import ModelSpec, RopeSpec
+from tpuctl.plan.schema import TrainingPlan
 
 # Goes up when the names or meanings of the stored arrays change.
 LAYOUT = 1
+
+# A checkpoint that was written before a field of the model existed was trained with the field's default.
+_DEFAULTS: dict[str, Any] = json.loads(
+    json.dumps(
+        {
+            item.name: dataclasses.asdict(item.default) if isinstance(item.default, RopeSpec) else item.default
+            for item in dataclasses.fields(ModelSpec)
+            if item.default is not dataclasses.MISSING
+        }
+    )
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,9 +55,12 @@ class Provenance:
         return replace(self, weights=before.weights, source=before.source)
 
 
-def provenance_of(plan: TrainJob, *, dataset: str = "", weights: str = "", job: str = "") -> Provenance:
+def provenance_of(plan: TrainingPlan, *, dataset: str = "", weights: str = "", job: str = "") -> Provenance:
     """The provenance of checkpoints written under ``plan``. A model's name says nothing about its arrays."""
-    model = {key: value for key, value in _plain(plan.model).items() if key != "name"}
+    # As it will read when it comes back out of JSON, so that the two can be compared.
+    model = json.loads(
+        json.dumps({key: value for key, value in dataclasses.asdict(plan.model).items() if key != "name"})
+    )
     return Provenance(
         model=model,
         compute_dtype=plan.train.compute_dtype,
@@ -104,12 +118,11 @@ def check_model(written: Written, wanted: Provenance, *, path: str) -> None:
     Raises:
         CheckpointError: A field of the model differs; names each one with both values.
     """
-    # A field that the checkpoint does not know came later, and its default is how models were before.
-    stored = {**_defaults(), **written.provenance.model}
+    stored, planned = ({**_DEFAULTS, **given} for given in (written.provenance.model, wanted.model))
     changed = [
-        f"model.{key}: {stored.get(key)!r} in the checkpoint, {wanted.model.get(key)!r} in the plan"
-        for key in sorted({*stored, *wanted.model})
-        if stored.get(key) != wanted.model.get(key)
+        f"model.{key}: {stored.get(key)!r} in the checkpoint, {planned.get(key)!r} in the plan"
+        for key in sorted({*stored, *planned})
+        if stored.get(key) != planned.get(key)
     ]
     if changed:
         raise CheckpointError(
@@ -130,15 +143,3 @@ def changes(written: Written, wanted: Provenance, *, devices: int) -> list[str]:
     if written.provenance.dataset and wanted.dataset and written.provenance.dataset != wanted.dataset:
         notes.append("the training data changed since the checkpoint was written: its next batches are others")
     return notes
-
-
-def _plain(model: ModelSpec) -> dict[str, Any]:
-    """The fields as a checkpoint's JSON gives them back: a tuple, for one, as a list."""
-    fields: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(model)))
-    return fields
-
-
-def _defaults() -> dict[str, Any]:
-    sizes = {f.name: 0 for f in dataclasses.fields(ModelSpec) if f.default is dataclasses.MISSING}
-    fields = _plain(ModelSpec(**sizes))  # type: ignore[arg-type]
-    return {key: value for key, value in fields.items() if key not in sizes}

@@ -16,7 +16,7 @@ from jaxtyping import Int32, Key, UInt32
 from tpuctl.mesh import batch_sharding, named_sharding, replicated
 from tpuctl.nn.params import ParamTree, init_params, logical_axes
 from tpuctl.nn.weights import load_params
-from tpuctl.plan.schema import TrainJob
+from tpuctl.plan.schema import TrainingPlan
 from tpuctl.train.optim import adamw
 
 CURSOR_WORDS = 4
@@ -46,7 +46,7 @@ class TrainState:
 jax.tree_util.register_dataclass(TrainState)
 
 
-def init_state(plan: TrainJob, mesh: Mesh) -> TrainState:
+def init_state(plan: TrainingPlan, mesh: Mesh) -> TrainState:
     """A new state, made in place: each device has its own shards and no host ever holds a whole copy.
 
     The weights are those of the plan's model folder where it names one, else drawn from the plan's seed.
@@ -65,7 +65,7 @@ def init_state(plan: TrainJob, mesh: Mesh) -> TrainState:
     return replace(rest, params=loaded.params)
 
 
-def state_shardings(plan: TrainJob, mesh: Mesh) -> Any:
+def state_shardings(plan: TrainingPlan, mesh: Mesh) -> Any:
     """The ``TrainState`` of shardings.
 
     Raises:
@@ -85,7 +85,7 @@ def state_shardings(plan: TrainJob, mesh: Mesh) -> Any:
     return TrainState(**places, params=params, opt_state=opt_state)
 
 
-def param_shardings(plan: TrainJob, mesh: Mesh) -> ParamTree:
+def param_shardings(plan: TrainingPlan, mesh: Mesh) -> ParamTree:
     """The tree of the parameters' shardings; raises ``MeshError`` as ``state_shardings`` does."""
     shapes = jax.eval_shape(lambda: init_params(plan.model, jax.random.key(0)))
 
@@ -97,7 +97,7 @@ def param_shardings(plan: TrainJob, mesh: Mesh) -> ParamTree:
     return tree
 
 
-def abstract_state(plan: TrainJob, mesh: Mesh) -> TrainState:
+def abstract_state(plan: TrainingPlan, mesh: Mesh) -> TrainState:
     """Shapes, dtypes and shardings of the state, without any array: what a restore or a compile needs."""
 
     def describe(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
@@ -115,7 +115,7 @@ def _compiled(make: Callable[[], TrainState], mesh: Mesh, shardings: Any) -> Tra
     return state
 
 
-def _initial(plan: TrainJob) -> TrainState:
+def _initial(plan: TrainingPlan) -> TrainState:
     init_key, run_key = jax.random.split(jax.random.key(plan.train.seed, impl=_KEY_IMPLEMENTATION))
     params = init_params(plan.model, init_key)
     return TrainState(

@@ -20,7 +20,7 @@ def names_below(folder: str) -> list[str]:
         StorageError: no such bucket, or a missing right.
     """
     base = folder.rstrip("/") + "/"
-    return [uri.removeprefix(base) for uri in open_storage(base).list(base)]
+    return [uri.removeprefix(base) for uri in open_storage(base).list(folder.rstrip("/"))]
 
 
 def names_that_fit(root: str, pattern: str, *, is_data: Callable[[str], bool]) -> Iterator[str]:

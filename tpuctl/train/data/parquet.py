@@ -6,15 +6,14 @@ Only the text column is ever read, so other columns may differ between files as 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tpuctl.errors import DataError, StorageError
+from tpuctl.errors import DataError
 from tpuctl.storage import is_gcs
-from tpuctl.storage.arrow import arrow_filesystem
+from tpuctl.storage.object_file import ObjectFile
 
 # Decoded bytes to ask the reader for at a time; a row group may be larger than memory.
 _BATCH_BYTES = 4 << 20
@@ -67,30 +66,18 @@ def read_group(path: str, group: int, *, column: str) -> Iterator[pa.Array]:
             for batch in file.iter_batches(batch_size=rows, row_groups=[group], columns=[column], use_threads=False):
                 yield batch.column(0).cast(pa.large_string())
         except (pa.ArrowException, OSError) as error:
-            what = f"row group {group}, column {column!r} can't be read: {error}"
-            raise _unreadable(path, what, error) from error
+            raise DataError(f"{path}: row group {group}, column {column!r} can't be read: {error}") from error
 
 
-@contextmanager
-def _open(path: str) -> Iterator[pq.ParquetFile]:
-    filesystem, inner = arrow_filesystem(path)
-    buffer = _BUCKET_BUFFER_BYTES if is_gcs(path) else _READ_BUFFER_BYTES
+def _open(path: str) -> pq.ParquetFile:
+    source, buffer = (ObjectFile(path), _BUCKET_BUFFER_BYTES) if is_gcs(path) else (path, _READ_BUFFER_BYTES)
     try:
-        source = filesystem.open_input_file(inner)
-        file = pq.ParquetFile(source, buffer_size=buffer, pre_buffer=False, page_checksum_verification=True)
+        return pq.ParquetFile(source, buffer_size=buffer, pre_buffer=False, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
-        raise _unreadable(path, f"can't be read as parquet: {error}", error) from error
-    with source, file:
-        yield file
-
-
-def _unreadable(path: str, what: str, error: Exception) -> DataError | StorageError:
-    """The error for a file: of the data, or of the bucket, which then has kept failing for minutes."""
-    if is_gcs(path) and not isinstance(error, pa.ArrowException):
-        return StorageError(f"{path}: {error}", hint="start the run again: it resumes from its last checkpoint")
-    return DataError(
-        f"{path} {what}", hint="remove the file, write it anew, or name only good ones in data.uri (a glob may)"
-    )
+        raise DataError(
+            f"{path} can't be read as parquet: {error}",
+            hint="remove the file, write it anew, or name only good ones in data.uri (a glob may)",
+        ) from error
 
 
 def _text_column_index(file: pq.ParquetFile, *, path: str, column: str) -> int:
