@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+from tests.fakes.gcs_emulator import Emulator
 from tests.fakes.model_folders import SPEC, write_model
 from tests.fakes.tiny_training import make_batch, make_plan
 from tpuctl.cli.app import run
@@ -23,6 +24,7 @@ from tpuctl.model_folder import open_weights
 from tpuctl.nn.weights_leaves import DTYPES
 from tpuctl.plan.schema import TrainingPlan, WeightsPlan
 from tpuctl.runs.record import Attempt, begin_attempt
+from tpuctl.storage import open_storage
 from tpuctl.text import ByteTokenizer
 from tpuctl.train.checkpoint import Checkpoints
 from tpuctl.train.program import program_for
@@ -76,6 +78,18 @@ def test_folder_loaded_saved_and_exported_is_the_same_bit_for_bit(trained: dict[
         np.testing.assert_array_equal(after[name], values)
     before = json.loads((root / "model" / "config.json").read_text())
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == before | {"torch_dtype": "float32"}
+
+
+def test_export_into_a_bucket_is_what_a_local_one_is(
+    trained: dict[str, Any], tmp_path: Path, gcs: Emulator
+) -> None:
+    run_directory, bucket = str(trained["root"] / "run"), "gs://tpu-test/out"
+    export(Request(run=run_directory, step=None, folder=str(tmp_path / "out"), dtype="float32"))
+    export(Request(run=run_directory, step=None, folder=bucket, dtype="float32"))
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert list(open_storage(bucket).list(bucket)) == [f"{bucket}/{name}" for name in names]
+    for name in names:
+        assert open_storage(bucket).read(f"{bucket}/{name}").data == (tmp_path / "out" / name).read_bytes()
 
 
 def test_exported_bfloat16_is_the_checkpoint_rounded(trained: dict[str, Any], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Two processes with four devices each load one folder: what one process with eight loads, and half of the bytes."""
+"""Two processes with four devices each load what one with eight does, and half of the bytes each."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.fakes.gcs_emulator import Emulator
 from tests.fakes.model_folders import CONFIG, write_model
 from tests.fakes.weights_host import answers, start
+from tpuctl.storage import open_storage
 
+BUCKET = "gs://tpu-test/model"
+OPTIONS = {"dtype": "float32", "digests": True}
 SIZES = {
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -21,23 +25,26 @@ SIZES = {
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The folder, the bytes of its tensors, and what one process makes of it."""
     folder = tmp_path_factory.mktemp("model")
     tensors = write_model(folder, config=CONFIG | SIZES, dtype=np.float16)
-    options = {"folder": str(folder), "dtype": "float32", "digests": True}
-    two, one = start(options, processes=2, devices=4), start(options, processes=1, devices=8)
-    return {"two": answers(two), "one": answers(one)[0], "bytes": sum(values.nbytes for values in tensors.values())}
+    one = answers(start({"folder": str(folder)} | OPTIONS, processes=1, devices=8))[0]
+    return {"folder": folder, "bytes": sum(values.nbytes for values in tensors.values()), "one": one}
 
 
-def test_two_hosts_hold_what_one_host_does(loaded: dict[str, Any]) -> None:
-    both: dict[str, str] = {}
-    for host in loaded["two"]:
-        both |= host["digests"]
-    assert both == loaded["one"]["digests"]
+def test_two_hosts_hold_what_one_does_and_map_what_they_need_of_a_file(model: dict[str, Any]) -> None:
+    hosts = answers(start({"folder": str(model["folder"])} | OPTIONS, processes=2, devices=4))
+    assert hosts[0]["digests"] | hosts[1]["digests"] == model["one"]["digests"]
+    assert [host["bytes_read"] for host in hosts] == [2 * host["needed_elements"] for host in hosts]
+    assert model["one"]["bytes_read"] == model["bytes"]
 
 
-def test_each_host_reads_what_its_devices_need_though_that_is_strips_of_columns(loaded: dict[str, Any]) -> None:
-    for host in loaded["two"]:
-        assert host["bytes_read"] <= 1.05 * 2 * host["needed_elements"]
-        assert host["bytes_read"] < 0.55 * loaded["bytes"]
-    assert loaded["one"]["bytes_read"] == loaded["bytes"]
+def test_two_hosts_hold_what_one_does_and_share_the_reading_of_a_bucket(model: dict[str, Any], gcs: Emulator) -> None:
+    for path in model["folder"].iterdir():
+        open_storage(BUCKET).put_file(path, f"{BUCKET}/{path.name}")
+    hosts = answers(start({"folder": BUCKET} | OPTIONS, processes=2, devices=4))
+    assert hosts[0]["digests"] | hosts[1]["digests"] == model["one"]["digests"]
+    for host in hosts:
+        assert host["bytes_read"] <= 1.05 * 2 * host["needed_elements"], "its devices need a strip of every row"
+        assert host["bytes_read"] < 0.55 * model["bytes"]
