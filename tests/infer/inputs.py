@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.fakes.plans import a_plan
+from tests.infer.plans import task_plan
 from tpuctl.infer.columns import ROW_ID
 from tpuctl.infer.custom import CustomTask
 from tpuctl.infer.folder import Folder, finish, take_folder
@@ -20,7 +21,7 @@ from tpuctl.infer.parts import cut
 from tpuctl.infer.replica import Replica
 from tpuctl.infer.rows import Rows, open_rows
 from tpuctl.infer.work import Work, work_of
-from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, TaskPlan
+from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan
 from tpuctl.plan.schema import InferencePlan
 
 Function = Callable[[dict[str, np.ndarray], np.ndarray], dict[str, Any]]
@@ -56,19 +57,7 @@ def job(uri: Path | str, output: Path | str, **changes: Any) -> InferencePlan:
         return replace(part, **mine)
 
     sample = a_plan()
-    task = TaskPlan(
-        kind="custom",
-        function="m:f",
-        directory=None,
-        inputs=(),
-        batch_rows=4,
-        ragged="pad",
-        text_column=None,
-        max_length=None,
-        too_long="quarantine",
-        pooling="mean",
-        normalise=True,
-    )
+    task = task_plan(function="m:f")
     return InferencePlan(
         kind="infer",
         entrypoint="x",
