@@ -20,6 +20,8 @@ from tpuctl.infer.output import Record
 from tpuctl.infer.parts import cut
 from tpuctl.infer.replica import Replica
 from tpuctl.infer.rows import Rows, open_rows
+from tpuctl.infer.task import Task
+from tpuctl.infer.tasks import needed_columns
 from tpuctl.infer.work import Work, work_of
 from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan
 from tpuctl.plan.schema import InferencePlan
@@ -77,16 +79,13 @@ def job(uri: Path | str, output: Path | str, **changes: Any) -> InferencePlan:
 class Job:
     """A job as its driver sees it, part by part."""
 
-    def __init__(self, plan: InferencePlan, function: Function = doubled) -> None:
+    def __init__(self, plan: InferencePlan, function: Function = doubled, *, task: Task | None = None) -> None:
         self.plan = plan
-        self.rows: Rows = open_rows(plan.data, needed=plan.task.inputs)
+        self.rows: Rows = open_rows(plan.data, needed=needed_columns(plan.task))
         self.work: Work = work_of(plan, self.rows)
         self.folder: Folder = take_folder(plan.output.uri, self.work, mode=plan.output.mode)
-        task = CustomTask(
-            function,
-            inputs=plan.task.inputs or CustomTask.default_inputs(self.rows.schema),
-            batch_rows=plan.task.batch_rows,
-        )
+        inputs = plan.task.inputs or CustomTask.default_inputs(self.rows.schema)
+        task = task or CustomTask(function, inputs=inputs, batch_rows=plan.task.batch_rows)
         self.replica = Replica(self.rows, self.folder.output, task, bad_rows=plan.output.bad_rows)
 
     def parts(self) -> Iterator[Record]:

@@ -11,13 +11,16 @@ import pyarrow as pa
 import pytest
 import tokenizers
 
+from tests.fakes.model_folders import CONFIG, write_model
 from tests.fakes.tiny_engine import VOCAB, naive_greedy, naive_logits, tiny_engine
+from tests.infer.inputs import Job, job, read, write
 from tests.infer.plans import task_plan
 from tpuctl.infer.columns import ROW_ID
 from tpuctl.infer.engine_loop import EngineLoop
 from tpuctl.infer.generate import GenerateTask
 from tpuctl.infer.language import Language
 from tpuctl.infer.score import ClassifyTask, ScoreTask
+from tpuctl.infer.tasks import task_of
 
 TEXTS = ["w1 w2 w3", "w4", "", "w8 w7 w6 w5 w4 w3 w2 w1 w158 w157 w20 w30 w40", "w3 w3 w3 w3"]
 
@@ -101,3 +104,23 @@ def test_engine_that_fails_fails_those_who_wait() -> None:
 
     with pytest.raises(JobFailedError, match="broken"):
         EngineLoop(engine).ask([Request(request_id="x", prompt=(1,))])
+
+
+@pytest.mark.parametrize("kind", ["generate", "score", "classify"])
+def test_task_with_a_model_folder_runs_over_all_devices_and_a_job_is_finished(tmp_path, kind) -> None:
+    write_model(tmp_path / "model")
+    words = {f"w{n}": n for n in range(CONFIG["vocab_size"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    texts = [" ".join(f"w{(7 * row + at) % len(words)}" for at in range(2 + row % 5)) for row in range(20)]
+    write(tmp_path / "in", {"a.parquet": pa.table({"text": texts})})
+    changes = {"kind": kind, "text_column": "text", "max_length": 32, "choices": ("w1", "w2 w3")}
+    plan = job(tmp_path / "in", tmp_path / "out", **changes)
+    task = task_of(plan.task, pa.schema([("text", pa.string())]), model=str(tmp_path / "model"))
+    entry = Job(plan, task=task).run()
+    assert (entry["rows"], entry["quarantined"]) == (20, 0)
+    table = read(tmp_path / "out")
+    assert table["text"].to_pylist() == texts
+    new = {"generate": "output", "score": "perplexity", "classify": "choice"}[kind]
+    assert table[new].null_count == 0

@@ -78,10 +78,8 @@ class EngineLoop:
                     self._take(output)
                 with self._changed:
                     self._busy_seconds += time.monotonic() - began
-        except BaseException as error:
-            # Those who wait must learn of it, whatever it is.
+        except Exception as error:  # noqa: BLE001 — those who wait must learn of it, whatever it is
             self._failure = error
-            raise
 
     def _admit(self) -> None:
         with self._changed:
