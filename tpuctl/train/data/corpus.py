@@ -14,7 +14,7 @@ from functools import partial
 import pyarrow as pa
 
 from tpuctl.errors import DataError
-from tpuctl.train.data.listing import ListedFile, list_files
+from tpuctl.listing import ListedFile, list_files
 from tpuctl.train.data.parquet import Footer, read_footer, read_group
 
 _log = logging.getLogger(__name__)

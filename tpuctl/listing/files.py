@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tpuctl.errors import DataError, StorageError
 from tpuctl.storage import is_gcs
-from tpuctl.train.data import objects
+from tpuctl.listing import objects
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
 _GLOB_CHARACTERS = frozenset("*?[")
