@@ -26,7 +26,7 @@ def test_arrow_filesystem_writes_lists_and_reads_in_a_bucket_and_carries_its_end
     assert {item.path for item in listed if item.is_file} == {path}
     with filesystem.open_input_file(path) as file:
         assert file.read_at(10, 300) == content[300:310]
-    filesystem.delete_dir("tpu-test/ray")
+    filesystem.delete_file(path)
     assert list(open_storage(URI).list("gs://tpu-test/ray")) == []
 
 
