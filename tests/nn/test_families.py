@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +114,7 @@ def test_both_spellings_of_a_config_give_the_same_spec(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_tensor_of_a_checkpoint_is_read_once_and_whole(name):
     spec, tensors = spec_from_config(read_json(name)), read_tensors(name)
-    read = {key: 0 for key in tensors}
+    read = dict.fromkeys(tensors, 0)
     for stored in stored_parameters(spec, read_json(name)["model_type"]).values():
         for _, key in stored.tensors():
             read[key] += np.prod(stored.shape)
