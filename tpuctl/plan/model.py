@@ -9,14 +9,14 @@ from typing import Any
 from tpuctl.modelspec import PRESETS, ModelSpec
 from tpuctl.plan.tokenizer import is_tokenizer_file, tokenizer_ids
 from tpuctl.recipe.origin import Findings
-from tpuctl.recipe.schema import Recipe
+from tpuctl.recipe.schema import TrainingRecipe
 
 # A padded vocabulary shards over any sensible tensor axis; the padding rows are never targets.
 _VOCAB_MULTIPLE = 128
 _NEEDED = ("hidden_size", "num_layers", "num_heads", "mlp_size")
 
 
-def plan_model(recipe: Recipe, *, findings: Findings) -> ModelSpec | None:
+def plan_model(recipe: TrainingRecipe, *, findings: Findings) -> ModelSpec | None:
     """The model, or None where its sizes are not settled; what is wrong stands in ``findings``."""
     before = len(findings.problems)
     sizes = _sizes(recipe, findings)
@@ -29,7 +29,7 @@ def plan_model(recipe: Recipe, *, findings: Findings) -> ModelSpec | None:
     return None if len(findings.problems) > before else spec
 
 
-def _sizes(recipe: Recipe, findings: Findings) -> dict[str, Any]:
+def _sizes(recipe: TrainingRecipe, findings: Findings) -> dict[str, Any]:
     table = recipe.model
     own = {f.name: getattr(table, f.name, None) for f in dataclasses.fields(ModelSpec) if f.name != "name"}
     given = {name: value for name, value in own.items() if value is not None}
@@ -60,7 +60,7 @@ def _preset_sizes(name: str, given: dict[str, Any], findings: Findings) -> dict[
     return {**sizes, **given, "name": "custom" if changed else name}
 
 
-def _vocab_size(recipe: Recipe, asked: int | None, findings: Findings) -> int:
+def _vocab_size(recipe: TrainingRecipe, asked: int | None, findings: Findings) -> int:
     name = recipe.data.tokenizer
     ids = tokenizer_ids(name)
     if ids is None:
@@ -84,7 +84,7 @@ def _check_heads(spec: ModelSpec, findings: Findings) -> None:
         )
 
 
-def _check_length(spec: ModelSpec, recipe: Recipe, findings: Findings) -> None:
+def _check_length(spec: ModelSpec, recipe: TrainingRecipe, findings: Findings) -> None:
     length = recipe.train.sequence_length
     if spec.positions == "learned" and length > spec.max_positions:
         message = f"{length} tokens are more than the {spec.max_positions} positions the model has learned"
