@@ -65,6 +65,16 @@ def plan_data(recipe: TrainingRecipe, *, here: Here, findings: Findings) -> Data
     )
 
 
+def dataset_place(key: str, uri: str, *, here: Here, findings: Findings) -> str:
+    """A dataset's URI: a built-in one, or an absolute place."""
+    return _text_place(key, uri, here=here, findings=findings)
+
+
+def storage_place(key: str, uri: str, *, here: Here, findings: Findings) -> str:
+    """An absolute place that can be written to."""
+    return _placed(key, uri, here=here, findings=findings)
+
+
 def check_shared_storage(plan: Plan, *, simulated: bool, origin: Origin | None = None) -> None:
     """Refuse a local run directory on several real hosts: each would write its own, and no checkpoint be whole.
 
