@@ -40,21 +40,22 @@ class InferHost:
     def __init__(self, plan_document: dict[str, Any], rows: Rows, output: Output, host: int) -> None:
         plan = plan_from_json(plan_document)
         assert isinstance(plan, InferencePlan), "the infer entrypoint sends one"
+        self._plan, self._rows, self._output, self._host = plan, rows, output, host
+
+    def join(self) -> HostFacts:
+        """Take the chips and make the task ready; what this host is. Ray tells reasons of calls, not of constructors."""
+        plan, rows = self._plan, self._rows
         os.environ.update(plan.job.env | plan.job.secrets)
         simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
         _keep_to_own_chips(plan.slice, simulated=simulated)
         # Not at the top: the driver imports this file too, and must not touch the chips.
         from tpuctl.infer.tasks import task_of
 
-        self._facts = _facts(plan.slice, host=host, simulated=simulated)
+        facts = _facts(plan.slice, host=self._host, simulated=simulated)
         model = None if plan.model is None else model_folder(plan.model.uri)
-        self._replica = Replica(
-            rows, output, task_of(plan.task, rows.schema, model=model), bad_rows=plan.output.bad_rows
-        )
-
-    def facts(self) -> HostFacts:
-        """What this host is; answers once it can work."""
-        return self._facts
+        task = task_of(plan.task, rows.schema, model=model)
+        self._replica = Replica(rows, self._output, task, bad_rows=plan.output.bad_rows)
+        return facts
 
     def do(self, part: Part) -> Done:
         """Do a part; see ``Replica``."""
