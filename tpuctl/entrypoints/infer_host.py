@@ -43,7 +43,7 @@ class InferHost:
         self._plan, self._rows, self._output, self._host = plan, rows, output, host
 
     def join(self) -> HostFacts:
-        """Take the chips and make the task ready; what this host is. Ray tells reasons of calls, not of constructors."""
+        """Take the chips, make the task ready, say what this host is. Of a constructor Ray would lose the reasons."""
         plan, rows = self._plan, self._rows
         os.environ.update(plan.job.env | plan.job.secrets)
         simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
