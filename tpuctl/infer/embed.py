@@ -137,9 +137,11 @@ class EmbedTask:
             tokens[row, : len(ids)] = ids
             mask[row, : len(ids)] = True
         placed = jax.device_put((tokens, mask), self._rows)
-        return _embed(
-            self._weights, *placed, spec=self._spec, pooling=self._options.pooling, normalise=self._options.normalise
+        options = self._options
+        vectors: Array = _embed(
+            self._weights, *placed, spec=self._spec, pooling=options.pooling, normalise=options.normalise
         )
+        return vectors
 
 
 @partial(jax.jit, static_argnames=("spec", "pooling", "normalise"))
@@ -153,11 +155,9 @@ def _embed(
     normalise: bool,
 ) -> Float[Array, "rows hidden"]:
     hidden = encode(weights, tokens, mask, spec=spec)
-    if pooling == "first":
-        pooled = hidden[:, 0]
-    else:
-        count = jnp.maximum(mask.sum(axis=1, keepdims=True), 1)
-        pooled = jnp.where(mask[..., None], hidden, 0).sum(axis=1) / count
+    pooled: Array = hidden[:, 0]
+    if pooling == "mean":
+        pooled = jnp.where(mask[..., None], hidden, 0).sum(axis=1) / jnp.maximum(mask.sum(axis=1, keepdims=True), 1)
     return pooled / jnp.maximum(jnp.linalg.norm(pooled, axis=-1, keepdims=True), 1e-12) if normalise else pooled
 
 
