@@ -80,12 +80,12 @@ class WeightsError(TpuctlError):
     """A model's folder or its weights are missing, damaged or another model's; names the file and the tensors."""
 
 
-class OutputError(TpuctlError):
-    """The output folder holds what this job must neither use nor delete."""
-
-
 class StorageError(TpuctlError):
     """A path or bucket can't be read or written."""
+
+
+class OutputError(TpuctlError):
+    """The output folder holds what this job must neither use nor delete."""
 
 
 class ClusterError(TpuctlError):

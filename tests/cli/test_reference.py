@@ -18,6 +18,7 @@ FLAGS = {
     "cluster status": {"--cluster", "--output", "--quiet"},
     "cluster up": {"--accelerator", "--cpus", "--name", "--output", "--quiet", "--slices", "--topology"},
     "export": {"--dtype", "--format", "--output", "--quiet"},
+    "infer": {"--cluster", "--detach", "--dry-run", "--output", "--quiet", "--set", "--wait"},
     "init": {"--output"},
     "jobs ls": {"--cluster", "--output", "--quiet"},
     "jobs show": {"--cluster", "--output"},

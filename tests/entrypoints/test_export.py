@@ -80,9 +80,7 @@ def test_folder_loaded_saved_and_exported_is_the_same_bit_for_bit(trained: dict[
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == before | {"torch_dtype": "float32"}
 
 
-def test_export_into_a_bucket_is_what_a_local_one_is(
-    trained: dict[str, Any], tmp_path: Path, gcs: Emulator
-) -> None:
+def test_export_into_a_bucket_is_what_a_local_one_is(trained: dict[str, Any], tmp_path: Path, gcs: Emulator) -> None:
     run_directory, bucket = str(trained["root"] / "run"), "gs://tpu-test/out"
     export(Request(run=run_directory, step=None, folder=str(tmp_path / "out"), dtype="float32"))
     export(Request(run=run_directory, step=None, folder=bucket, dtype="float32"))

@@ -56,6 +56,19 @@ def job(uri: Path | str, output: Path | str, **changes: Any) -> InferencePlan:
         return replace(part, **mine)
 
     sample = a_plan()
+    task = TaskPlan(
+        kind="custom",
+        function="m:f",
+        directory=None,
+        inputs=(),
+        batch_rows=4,
+        ragged="pad",
+        text_column=None,
+        max_length=None,
+        too_long="quarantine",
+        pooling="mean",
+        normalise=True,
+    )
     return InferencePlan(
         kind="infer",
         entrypoint="x",
@@ -63,8 +76,9 @@ def job(uri: Path | str, output: Path | str, **changes: Any) -> InferencePlan:
         run=sample.run,
         slice=replace(sample.slice, hosts=1, slices=1),
         job=sample.job,
+        model=None,
         data=changed(InferDataPlan(uri=str(uri), columns=(), limit=None)),
-        task=changed(TaskPlan(kind="custom", function="m:f", directory=None, inputs=(), batch_rows=4, ragged="pad")),
+        task=changed(task),
         output=changed(
             OutputPlan(uri=str(output), mode="resume", rows_per_part=8, bad_rows="quarantine", max_quarantine="100%")
         ),

@@ -94,12 +94,17 @@ def _inference(plan: InferencePlan) -> list[tuple[str, str]]:
     limit = f", the first {data.limit:,} rows" if data.limit else ""
     inputs = ", ".join(task.inputs) or "all columns that can be arrays"
     batches = f"batches of {task.batch_rows} rows, ragged end {task.ragged}"
+    what = f"{task.function} on {inputs}" if task.function else f"of {task.text_column} by {_source(plan)}"
     bad = "fail the job" if output.bad_rows == "fail" else f"go to quarantine, at most {output.max_quarantine}"
     return [
         ("data", f"{data.uri} ({columns}{limit})"),
-        ("task", f"{task.kind} {task.function} on {inputs}; {batches}"),
+        ("task", f"{task.kind} {what}; {batches}"),
         ("output", f"{output.uri}, mode {output.mode}; at most {output.rows_per_part:,} rows a part; bad rows {bad}"),
     ]
+
+
+def _source(plan: InferencePlan) -> str:
+    return plan.model.uri if plan.model else "no model"
 
 
 def _training(plan: TrainingPlan) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from tpuctl.entrypoints.builtin_models import model_folder
 from tpuctl.errors import ClusterError
 from tpuctl.infer.output import Output
 from tpuctl.infer.parts import Part
@@ -49,7 +50,8 @@ class InferHost:
 
         job: InferencePlan = plan  # type: ignore[assignment]
         self._facts = _facts(job.slice, host=host, simulated=simulated)
-        self._replica = Replica(rows, output, task_of(job.task, rows.schema), bad_rows=job.output.bad_rows)
+        model = None if job.model is None else model_folder(job.model.uri)
+        self._replica = Replica(rows, output, task_of(job.task, rows.schema, model=model), bad_rows=job.output.bad_rows)
 
     def facts(self) -> HostFacts:
         """What this host is; answers once it can work."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from tpuctl.modelspec import ModelSpec
 from tpuctl.plan.decode import PlanFormatError, decode
-from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, TaskPlan
+from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, SourcePlan, TaskPlan
 
 PLAN_SCHEMA = "tpuctl.plan/1"
 
@@ -241,6 +241,7 @@ class InferencePlan(Plan):
     """Batch inference: the rows of a dataset through a task, into a folder of parts."""
 
     data: InferDataPlan
+    model: SourcePlan | None
     task: TaskPlan
     output: OutputPlan
 

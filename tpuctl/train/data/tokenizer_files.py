@@ -76,9 +76,8 @@ def _brought_here(folder: str, *, needed: tuple[str, ...]) -> Path:
     for name in dict.fromkeys([*needed, *_FILES]):
         try:
             found[name] = storage.stat(join(folder, name)).generation
-        except NotFoundError as error:
-            if type(error) is not NotFoundError:
-                raise
+        except NotFoundError:
+            continue
     if not any(name in found for name in needed):
         raise DataError(f"no tokenizer at {folder}: there is no {' and no '.join(needed)}")
     key = hashlib.sha256(repr((folder, sorted(found.items()))).encode()).hexdigest()[:24]
