@@ -22,18 +22,6 @@ def test_plan_in_text_has_a_line_for_every_part_and_masks_secrets(capsys) -> Non
     heads = [line.split()[0] for line in out.splitlines()]
     parts = ["run", "slice", "mesh", "model", "weights", "data", "train", "optim", "checkpoint", "job", "memory"]
     assert heads[:11] == parts
-        "run",
-        "slice",
-        "mesh",
-        "model",
-        "weights",
-        "data",
-        "train",
-        "optim",
-        "checkpoint",
-        "job",
-        "memory",
-    ]
     assert "note        v6e 2x4 is taken as 1 host × 8 chips" in out
     assert "S=***" in out
     assert "hf_test123" not in out
