@@ -41,7 +41,7 @@ def test_plan_model_of_a_changed_preset_is_no_longer_called_by_its_name(make_pla
     ("overrides", "key", "message", "hint"),
     [
         (["model.preset=tiny5m"], "model.preset", "unknown preset", "tiny-5m"),
-        (["model.preset=gpt-17"], "model.preset", "unknown preset", "presets: tiny-1m"),
+        (["model.preset=mamba-130m"], "model.preset", "unknown preset", "presets: tiny-1m"),
         (["model.preset=none"], "model.preset", "no preset", "hidden_size and num_layers and num_heads and mlp_size"),
         ([*OWN, "model.mlp_size=unset"], "model.preset", "no preset", "or mlp_size"),
         ([*OWN, "model.num_heads=5"], "model.num_heads", "64 does not divide into 5", "head_dim"),
