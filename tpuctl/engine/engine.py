@@ -7,6 +7,7 @@ engines that are given the same calls in the same order do the same: hosts of a 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 

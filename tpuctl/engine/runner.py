@@ -27,7 +27,7 @@ from tpuctl.engine.attention import (
     kernel_for,
     pages_shape,
 )
-from tpuctl.engine.batch import MAX_BIAS, BatchSizes, CompiledShape, SlotTable, StepBatch, StepResult
+from tpuctl.engine.batch import EXPLAINED_ROWS, MAX_BIAS, BatchSizes, CompiledShape, SlotTable, StepBatch, StepResult
 from tpuctl.engine.options import EngineOptions, buckets
 from tpuctl.engine.placement import place, unstacked
 from tpuctl.engine.sampling import Explained, SamplingRows
