@@ -6,6 +6,7 @@ Imports nothing of tpuctl.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -58,7 +59,13 @@ class UsageError(TpuctlError):
 
 
 class RecipeError(UsageError):
-    """The recipe is wrong; ``where`` names file, line and key."""
+    """The recipe is wrong; ``where`` names file, line and key. Where several things are, each is one of ``parts``."""
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, where: Where | None = None, parts: Sequence[RecipeError] = ()
+    ) -> None:
+        super().__init__(message, hint=hint, where=where)
+        self.parts = tuple(parts)
 
 
 class TopologyError(UsageError):
@@ -69,8 +76,16 @@ class DataError(TpuctlError):
     """The dataset can't be read as the recipe says; names the file and column."""
 
 
+class WeightsError(TpuctlError):
+    """A model's folder or its weights are missing, damaged or another model's; names the file and the tensors."""
+
+
 class StorageError(TpuctlError):
     """A path or bucket can't be read or written."""
+
+
+class OutputError(TpuctlError):
+    """The output folder holds what this job must neither use nor delete."""
 
 
 class ClusterError(TpuctlError):

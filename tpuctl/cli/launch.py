@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpuctl.cli import console
-from tpuctl.cli.progress import summary, view_for
+from tpuctl.cli.progress import infer_summary, summary, view_for
 from tpuctl.cli.target import Reached, reach_for
 from tpuctl.cli.watch import ProgressView, watch
 from tpuctl.errors import CapacityError, ExitCode
@@ -24,7 +24,7 @@ class Launching:
     """One launch: the plan, where it should go, and how it is watched.
 
     ``output`` is ``text``, ``json`` or ``ids``. ``again`` is the command line that resumes this run, ``further`` the
-    one that trains on from its end.
+    one that trains on from its end, where there is such a thing.
     """
 
     plan: Plan
@@ -34,7 +34,7 @@ class Launching:
     detach: bool
     output: str
     again: str
-    further: str
+    further: str | None
 
 
 def launch_and_follow(launching: Launching) -> ExitCode:
@@ -48,16 +48,22 @@ def launch_and_follow(launching: Launching) -> ExitCode:
     from tpuctl.plan.places import check_shared_storage
     from tpuctl.submit.follow import FollowOptions
     from tpuctl.submit.launch import LaunchOptions, launch
+    from tpuctl.submit.package import job_package
     from tpuctl.submit.ray_jobs import RayJobs
+    from tpuctl.submit.working_directory import working_files
 
     plan = launching.plan
     for note in plan.notes:
         console.say(f"note: {note}")
+    # Before a cluster is looked for, let alone started: files that don't fit won't fit there either.
+    package = job_package(plan, working_files=working_files(plan))
     with reach_for(plan, flag=launching.flag, recipe_address=launching.recipe_address) as reached:
         check_shared_storage(plan, simulated=reached.simulated)
         jobs = RayJobs(reached.connection)
         starting = LaunchOptions(
-            notice=console.say, before_start=lambda: wait_for_slice(reached, plan, seconds=launching.wait_seconds)
+            package=package,
+            notice=console.say,
+            before_start=lambda: wait_for_slice(reached, plan, seconds=launching.wait_seconds),
         )
         started = launch(jobs, plan, options=starting)
         _say_started(started.submission_id, attached=started.attached, launching=launching)
@@ -108,11 +114,23 @@ def _say_started(submission_id: str, *, attached: bool, launching: Launching) ->
 def _say_ending(code: ExitCode, last: dict[str, Event], launching: Launching) -> None:
     """The closing words: what came out, and the command line to go on with."""
     if code is ExitCode.DONE and "done" in last:
+        if "fresh_rows" in last["done"]:
+            _show_rows(last["done"], launching)
+            return
         for line in summary(last["done"], last.get("baselines")):
             console.say(line)
-        console.say(f"go on          {launching.further}")
+        if launching.further:
+            console.say(f"go on          {launching.further}")
         return
     if hint := last.get("failed", {}).get("hint"):
         console.say(f"  hint: {hint}")
-    if code is not ExitCode.DETACHED and ("checkpoint" in last or "resume" in last):
+    if code is not ExitCode.DETACHED and {"checkpoint", "resume", "rows"} & last.keys():
         console.say(f"resume         {launching.again}")
+
+
+def _show_rows(done: Event, launching: Launching) -> None:
+    """The end of batch inference: the first rows as a table, and what there is of them."""
+    if launching.output == "text" and done["first"]["rows"]:
+        console.table(done["first"]["columns"], done["first"]["rows"])
+    for line in infer_summary(done):
+        console.say(line)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from tpuctl.entrypoints.corpus import dataset_uris
-from tpuctl.plan.schema import Plan
-from tpuctl.text import Tokenizer, load_tokenizer
+from tpuctl.entrypoints.emit import emit
+from tpuctl.plan.schema import TrainingPlan
+from tpuctl.storage import join
+from tpuctl.text import Tokenizer
 from tpuctl.train.data.corpus import open_corpus
-from tpuctl.train.data.stream import Stream, TokenizerRef, eval_stream, prepare_tokenizer, train_stream
+from tpuctl.train.data.stream import Stream, eval_stream, prepare_tokenizer, train_stream
+from tpuctl.train.data.tokenizer_files import TokenizerRef
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,24 +23,27 @@ class Text:
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of both."""
-        ref = self.train.tokenizer
-        return load_tokenizer(ref.name, directory=Path(ref.directory), vocab_size=ref.vocab_size)
+        return self.train.tokenizer.load()
 
 
-def prepare(plan: Plan) -> Text:
+def prepare(plan: TrainingPlan) -> Text:
     """The text of a plan.
 
     Raises:
         DataError: it can't be read as the plan says.
     """
     data, column = plan.data, plan.data.text_column
-    uris = dataset_uris(data.uri, eval_uri=data.eval_uri, directory=Path(plan.run.directory) / "dataset")
-    corpus = open_corpus(uris.train_uri, text_column=column)
+    uris = dataset_uris(data.uri, eval_uri=data.eval_uri, directory=join(plan.run.directory, "dataset"))
+    corpus = open_corpus(uris.train_uri, text_column=column, tell=_tell)
     tokenizer = TokenizerRef(name=plan.data.tokenizer, directory=plan.run.directory, vocab_size=plan.model.vocab_size)
     prepare_tokenizer(tokenizer, corpus=corpus)
     held_out = None
     if uris.eval_uri is not None:
         held_out = eval_stream(
-            data, plan.train, corpus=open_corpus(uris.eval_uri, text_column=column), tokenizer=tokenizer
+            data, plan.train, corpus=open_corpus(uris.eval_uri, text_column=column, tell=_tell), tokenizer=tokenizer
         )
     return Text(train=train_stream(data, plan.train, corpus=corpus, tokenizer=tokenizer), held_out=held_out)
+
+
+def _tell(text: str) -> None:
+    emit("note", text=text)

@@ -101,9 +101,8 @@ class Config:
             ModelConfigError: naming the keys.
         """
         self.require("quantization_config", None, why="quantised checkpoints can't be read; use one in bfloat16")
-        unknown = sorted(
-            key for key in self._values.keys() - self._taken - _HARMLESS if self._values[key] not in (None, False)
-        )
+        rest = self._values.keys() - self._taken - _HARMLESS
+        unknown = sorted(key for key in rest if self._values[key] is not None and self._values[key] is not False)
         if unknown:
             raise ModelConfigError(
                 f"the model's config has {', '.join(map(repr, unknown))}, and it is not known what that changes",

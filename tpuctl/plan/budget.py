@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from tpuctl.modelspec import ModelSpec, num_layer_parameters, num_parameters
 from tpuctl.plan.schema import BudgetPlan, MeshPlan, RematPolicy, TrainPlan
+from tpuctl.recipe.schema import TrainingRecipe
+from tpuctl.recipe.settings import keys_of
 
 # Cheapest in time first; each keeps less in memory than the one before.
 POLICIES: tuple[RematPolicy, ...] = ("none", "dots", "attention", "full")
@@ -80,17 +82,25 @@ def choose_remat(work: Workload) -> RematPolicy:
 def shortage_hint(work: Workload, budget: BudgetPlan) -> str:
     """What to turn, most promising first, when a plan does not fit."""
     parts = {"activations": budget.activation_bytes + budget.logit_bytes, "state": budget.state_bytes}
-    rows = work.train.global_batch // (work.mesh.batch_shards * work.train.microbatches)
+    microbatches = _most_microbatches(work)
     advice = []
     if parts["activations"] > parts["state"]:
         if work.train.remat != "full":
             advice.append('train.remat = "full"')
-        if rows > 1:
-            advice.append(f"train.microbatches = {work.train.microbatches * rows}")
+        if microbatches > work.train.microbatches:
+            advice.append(f"train.microbatches = {microbatches}")
         advice.append("a shorter train.sequence_length")
         if work.mesh.tensor == 1:
             advice.append("mesh.tensor = 2 or more")
     return "try " + ", ".join([*advice, "a larger slice.topology", "a smaller model"])
+
+
+def _most_microbatches(work: Workload) -> int:
+    """The largest number of microbatches that divides each shard's rows and that a recipe may ask for."""
+    rows = work.train.global_batch // work.mesh.batch_shards
+    limit = keys_of(TrainingRecipe)["train.microbatches"].rules.maximum
+    assert limit is not None, "the key has one"
+    return max(parts for parts in range(1, min(rows, int(limit)) + 1) if rows % parts == 0)
 
 
 def gib(size: float) -> str:
@@ -106,18 +116,28 @@ def _saved_bytes(work: Workload, remat: RematPolicy) -> int:
 def _kept_per_token(work: Workload, remat: RematPolicy) -> int:
     """Bytes that one token leaves in one layer, over the whole ``tensor`` axis."""
     model, size = work.model, work.value_bytes
-    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    # Devices more numerous than key heads hold one each.
+    queries, keys = model.num_heads * model.head_dim, max(model.num_kv_heads, work.mesh.tensor) * model.head_dim
     kept = model.hidden_size * size
     if remat == "full":
         return kept
     kept += queries * size
     if remat == "attention":
         return kept
-    kept += (queries + 2 * keys + 2 * model.hidden_size + 2 * model.mlp_size) * size
+    inner = _inner_per_token(model)
+    kept += (queries + 2 * keys + 2 * model.hidden_size + 2 * inner) * size
     if remat == "dots":
         return kept
     turned = (queries + keys) * size  # queries and keys after rotary embedding
-    return kept + turned + 2 * model.mlp_size * size + 4 * model.hidden_size * _F32
+    return kept + turned + 2 * inner * size + 4 * model.hidden_size * _F32
+
+
+def _inner_per_token(model: ModelSpec) -> int:
+    """Width of the MLP that a token goes through; with experts of all that it is routed to, and of its copies."""
+    routed = 0
+    if model.experts is not None:
+        routed = model.experts.experts_per_token * (model.experts.mlp_size + model.hidden_size)
+    return max(routed, model.mlp_size if model.mlp_layers else 0)
 
 
 def _layer_bytes(work: Workload) -> int:

@@ -9,26 +9,27 @@ from typing import Any
 from tpuctl.modelspec import PRESETS, ModelSpec
 from tpuctl.plan.tokenizer import is_tokenizer_file, tokenizer_ids
 from tpuctl.recipe.origin import Findings
-from tpuctl.recipe.schema import Recipe
+from tpuctl.recipe.schema import TrainingRecipe
 
 # A padded vocabulary shards over any sensible tensor axis; the padding rows are never targets.
 _VOCAB_MULTIPLE = 128
 _NEEDED = ("hidden_size", "num_layers", "num_heads", "mlp_size")
 
 
-def plan_model(recipe: Recipe, *, findings: Findings) -> ModelSpec | None:
+def plan_model(recipe: TrainingRecipe, *, findings: Findings) -> ModelSpec | None:
     """The model, or None where its sizes are not settled; what is wrong stands in ``findings``."""
     before = len(findings.problems)
     sizes = _sizes(recipe, findings)
     if len(findings.problems) > before:
         return None
     sizes["vocab_size"] = _vocab_size(recipe, sizes.get("vocab_size") or None, findings)
-    spec = ModelSpec(**sizes)
+    spec = _without_missing_layers(ModelSpec(**sizes))
     _check_heads(spec, findings)
+    _check_length(spec, recipe, findings)
     return None if len(findings.problems) > before else spec
 
 
-def _sizes(recipe: Recipe, findings: Findings) -> dict[str, Any]:
+def _sizes(recipe: TrainingRecipe, findings: Findings) -> dict[str, Any]:
     table = recipe.model
     own = {f.name: getattr(table, f.name, None) for f in dataclasses.fields(ModelSpec) if f.name != "name"}
     given = {name: value for name, value in own.items() if value is not None}
@@ -59,7 +60,7 @@ def _preset_sizes(name: str, given: dict[str, Any], findings: Findings) -> dict[
     return {**sizes, **given, "name": "custom" if changed else name}
 
 
-def _vocab_size(recipe: Recipe, asked: int | None, findings: Findings) -> int:
+def _vocab_size(recipe: TrainingRecipe, asked: int | None, findings: Findings) -> int:
     name = recipe.data.tokenizer
     ids = tokenizer_ids(name)
     if ids is None:
@@ -81,3 +82,20 @@ def _check_heads(spec: ModelSpec, findings: Findings) -> None:
         findings.refuse(
             "model.head_dim", f"{spec.head_dim} is odd; rotary embedding turns pairs", "choose an even size"
         )
+
+
+def _check_length(spec: ModelSpec, recipe: TrainingRecipe, findings: Findings) -> None:
+    length = recipe.train.sequence_length
+    if spec.positions == "learned" and length > spec.max_positions:
+        message = f"{length} tokens are more than the {spec.max_positions} positions the model has learned"
+        findings.refuse("train.sequence_length", message, f"use at most {spec.max_positions}")
+
+
+def _without_missing_layers(spec: ModelSpec) -> ModelSpec:
+    """A preset made shallower keeps what it says of the layers that are left."""
+
+    def left(layers: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(layer for layer in layers if layer < spec.num_layers)
+
+    experts = spec.experts and dataclasses.replace(spec.experts, dense_layers=left(spec.experts.dense_layers))
+    return dataclasses.replace(spec, local_layers=left(spec.local_layers), experts=experts)

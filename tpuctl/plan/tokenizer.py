@@ -1,16 +1,16 @@
-"""What a tokenizer's name means: ``bytes``, ``bpe:N``, or the path of a ``tokenizer.json``."""
+"""What a tokenizer's name means: ``bytes``, ``bpe:N``, or where a ``tokenizer.json`` lies."""
 
 from __future__ import annotations
 
 from tpuctl.recipe.origin import Findings
-from tpuctl.recipe.schema import Recipe
+from tpuctl.recipe.schema import TrainingRecipe
 
 # All 256 bytes and the document separator: what every tokenizer of ours has at least.
 SMALLEST_VOCABULARY = 257
 _LARGEST_BPE = 1_000_000
 
 
-def check_tokenizer(recipe: Recipe, *, findings: Findings) -> None:
+def check_tokenizer(recipe: TrainingRecipe, *, findings: Findings) -> None:
     """Refuse a name that means nothing."""
     name = recipe.data.tokenizer
     if tokenizer_ids(name) is not None or is_tokenizer_file(name):
@@ -19,7 +19,7 @@ def check_tokenizer(recipe: Recipe, *, findings: Findings) -> None:
         hint = f"write e.g. 'bpe:8192'; N is from {SMALLEST_VOCABULARY} (all bytes and a separator) to {_LARGEST_BPE}"
         findings.refuse("data.tokenizer", f"expected bpe:N, got {name!r}", hint)
     else:
-        hint = "'bytes', 'bpe:N' or the local path of a tokenizer.json"
+        hint = "'bytes', 'bpe:N' or the path or gs:// URI of a tokenizer.json"
         findings.refuse("data.tokenizer", f"unknown tokenizer {name!r}", hint)
 
 
@@ -34,5 +34,7 @@ def tokenizer_ids(name: str) -> int | None:
 
 
 def is_tokenizer_file(name: str) -> bool:
-    """Whether the name is a local path: a ``.json`` file, or anything that can't be a plain word."""
-    return "://" not in name and (name.endswith(".json") or "/" in name or name.startswith((".", "~")))
+    """Whether the name is a path or in a bucket: a ``.json`` file, or anything that can't be a plain word."""
+    if "://" in name:
+        return name.startswith("gs://")
+    return name.endswith(".json") or "/" in name or name.startswith((".", "~"))

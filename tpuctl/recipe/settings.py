@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 RULES = "rules"
-KeyType = Literal["int", "float", "bool", "str", "choice", "duration", "list", "map"]
+KeyType = Literal["int", "float", "bool", "str", "choice", "duration", "list", "map", "command"]
 
 # Steps and sizes end up in 32-bit counters on the device.
 LARGEST_INT = 2**31 - 1
@@ -40,6 +40,7 @@ class Rules:
     absent: str = ""
     also: tuple[str, ...] = ()
     duration: bool = False
+    command: bool = False
     secret: bool = False
 
 
@@ -80,9 +81,18 @@ def setting(default: Any = dataclasses.MISSING, *, doc: str, **rules: Any) -> An
     return field(default=default, metadata=metadata)
 
 
-@functools.cache
 def tables_of(root: type) -> dict[str, Table]:
     """Every table of a recipe class, the top level first, in the order of its fields."""
+    return _tables_of(root)
+
+
+def keys_of(root: type) -> dict[str, Key]:
+    """Every key of a recipe class by its dotted path."""
+    return _keys_of(root)
+
+
+@functools.cache
+def _tables_of(root: type) -> dict[str, Table]:
     hints = get_type_hints(root)
     nested = {f.name: hints[f.name] for f in dataclasses.fields(root) if _is_table(hints[f.name], f)}
     top = {f.name: _key("", f, hints[f.name]) for f in dataclasses.fields(root) if RULES in f.metadata}
@@ -93,8 +103,7 @@ def tables_of(root: type) -> dict[str, Table]:
 
 
 @functools.cache
-def keys_of(root: type) -> dict[str, Key]:
-    """Every key of a recipe class by its dotted path."""
+def _keys_of(root: type) -> dict[str, Key]:
     return {key.path: key for table in tables_of(root).values() for key in table.keys.values()}
 
 
@@ -146,6 +155,8 @@ def _key(table: str, declared: dataclasses.Field[Any], kind: Any) -> Key:
 def _type_name(kind: Any, rules: Rules) -> KeyType:
     if rules.duration:
         return "duration"
+    if rules.command:
+        return "command"
     if get_origin(kind) is Literal:
         return "choice"
     names: dict[Any, KeyType] = {int: "int", float: "float", bool: "bool", str: "str", tuple: "list", dict: "map"}

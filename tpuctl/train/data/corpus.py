@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,8 @@ _log = logging.getLogger(__name__)
 
 # Footers are waited for, not computed: far more threads than cores pay off, on object stores most of all.
 _FOOTER_THREADS = 32
+_MANY_FILES = 100
+_TELL_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,17 +60,17 @@ class Corpus:
         return sum(sum(file.group_bytes) for file in self.files)
 
 
-def open_corpus(uri: str, *, text_column: str) -> Corpus:
+def open_corpus(uri: str, *, text_column: str, tell: Callable[[str], None] = _log.info) -> Corpus:
     """Index the dataset at ``uri``: list it, read and check all footers, make sure there is text in it.
+
+    ``tell`` hears of it while that takes long.
 
     Raises:
         DataError: no files, an unreadable one, a column that is missing or holds no text, or no text at all.
         StorageError: a place we can't read from.
     """
     listed = list_files(uri)
-    _log.info("%s: reading the footers of %d files", uri, len(listed))
-    with ThreadPoolExecutor(max_workers=_FOOTER_THREADS) as pool:
-        footers = list(pool.map(partial(read_footer, column=text_column), [file.path for file in listed]))
+    footers = _footers(uri, listed, column=text_column, tell=tell)
     files = tuple(map(_corpus_file, listed, footers))
     corpus = Corpus(
         uri=uri,
@@ -102,6 +105,19 @@ def array_texts(array: pa.Array, *, path: str, column: str) -> list[str | None]:
             f"{path}: column {column!r} holds bytes that are not UTF-8: {error}", hint="write the text as UTF-8"
         ) from error
     return texts
+
+
+def _footers(uri: str, listed: Sequence[ListedFile], *, column: str, tell: Callable[[str], None]) -> list[Footer]:
+    if len(listed) >= _MANY_FILES:
+        tell(f"{uri}: reading the footers of {len(listed)} files")
+    said, footers = time.monotonic(), []
+    with ThreadPoolExecutor(max_workers=_FOOTER_THREADS) as pool:
+        for footer in pool.map(partial(read_footer, column=column), [file.path for file in listed]):
+            footers.append(footer)
+            if time.monotonic() - said > _TELL_SECONDS:
+                said = time.monotonic()
+                tell(f"{uri}: {len(footers)} of {len(listed)} footers read")
+    return footers
 
 
 def _corpus_file(listed: ListedFile, footer: Footer) -> CorpusFile:

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int32
 
 from tpuctl.plan.schema import DataPlan, TrainPlan
-from tpuctl.text import bpe_vocab_size, load_tokenizer, tokenizer_path, train_bpe
+from tpuctl.text import bpe_vocab_size
 from tpuctl.train.batch import HostBatch
 from tpuctl.train.data.corpus import Corpus
 from tpuctl.train.data.groups import GroupBudget, GroupCache
 from tpuctl.train.data.lanes import Lane, LaneSource
 from tpuctl.train.data.order import ChunkOrder
 from tpuctl.train.data.packing import empty_batch
-
-_log = logging.getLogger(__name__)
+from tpuctl.train.data.tokenizer_files import TokenizerRef, train_once
 
 # The rarest merge of a vocabulary should still be seen often; more text than that only costs start-up time.
 _SAMPLE_CHARACTERS_PER_ID = 2048
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenizerRef:
-    """How to load the tokenizer in another process: its name in the plan, the run directory, the model's rows."""
-
-    name: str
-    directory: str
-    vocab_size: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,13 +77,9 @@ def eval_stream(data: DataPlan, train: TrainPlan, *, corpus: Corpus, tokenizer: 
 
 def prepare_tokenizer(ref: TokenizerRef, *, corpus: Corpus) -> None:
     """Train the tokenizer of a run that wants its own, unless a former attempt has. One process of a run calls this."""
-    vocab_size = bpe_vocab_size(ref.name)
-    path = tokenizer_path(ref.name, directory=Path(ref.directory))
-    if vocab_size is None or path.exists():
-        return
-    _log.info("training a byte-level BPE of %d ids on %s", vocab_size, corpus.uri)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    train_bpe(_sample(corpus, characters=vocab_size * _SAMPLE_CHARACTERS_PER_ID), vocab_size=vocab_size, path=path)
+    size = bpe_vocab_size(ref.name)
+    if size is not None:
+        train_once(ref, _sample(corpus, characters=size * _SAMPLE_CHARACTERS_PER_ID))
 
 
 def read_stream(
@@ -109,9 +93,7 @@ def read_stream(
     source = LaneSource(
         order=ChunkOrder(stream.corpus, lanes=stream.lanes, seed=stream.seed, shuffle=stream.shuffle),
         groups=GroupCache(stream.corpus, lanes=len(lanes), budget=budget),
-        tokenizer=load_tokenizer(
-            stream.tokenizer.name, directory=Path(stream.tokenizer.directory), vocab_size=stream.tokenizer.vocab_size
-        ),
+        tokenizer=stream.tokenizer.load(),
         lanes=stream.lanes,
         epochs=stream.epochs,
         packing=stream.packing,
