@@ -221,8 +221,6 @@ class Engine:
         """One row's token, taken on: appended, and the sequence ended where it ends it."""
         sequence.num_pending -= 1
         sequence.tokens.append(token)
-        if sequence.grammar is not None:
-            sequence.grammar.accept(token)
         reason = self._finish_reason(sequence, token)
         top = sequence.request.sampling.logprobs
         output = Output(
@@ -246,10 +244,16 @@ class Engine:
 
     def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
         sampling = sequence.request.sampling
-        ends = token in sampling.stop_ids or (token in self.options.eos_ids and not sampling.ignore_eos)
-        if ends:
+        if token in sampling.stop_ids or (token in self.options.eos_ids and not sampling.ignore_eos):
             return "stop"
-        return "length" if len(sequence.tokens) >= sequence.end else None
+        if len(sequence.tokens) >= sequence.end:
+            return "length"
+        if sequence.grammar is not None:
+            try:
+                sequence.grammar.accept(token)
+            except RequestError:
+                return "abort"
+        return None
 
     def _finish(self, sequence: Sequence) -> None:
         name = sequence.request.request_id
