@@ -87,6 +87,7 @@ def make_plan(
         slice=make_slice("v6e", "2x2", hosts=1, chips=4),
         mesh=MeshPlan(**axes),
         model=model,
+        weights=None,
         data=DATA,
         optim=optim,
         train=replace(TRAIN, **train),

@@ -24,22 +24,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostConfig:
-    """What the driver gives every host."""
+    """What the driver gives every host. ``weights`` is the fingerprint of those a new run starts from."""
 
     plan: TrainingPlan
     text: Text
+    weights: str
     job: str
 
     def to_ray(self) -> dict[str, Any]:
         """The dictionary that Ray Train hands to the work."""
-        return {"plan": plan_to_json(self.plan), "text": self.text, "job": self.job}
+        return {"plan": plan_to_json(self.plan), "text": self.text, "weights": self.weights, "job": self.job}
 
     @classmethod
     def from_ray(cls, config: dict[str, Any]) -> Self:
         """The config a worker was given."""
         plan = plan_from_json(config["plan"])
         assert isinstance(plan, TrainingPlan), "the driver of a training run sends one"
-        return cls(plan=plan, text=config["text"], job=config["job"])
+        return cls(plan=plan, text=config["text"], weights=config["weights"], job=config["job"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +97,7 @@ def _task(given: HostConfig, stop: StopPoll, recorder: Recorder, *, simulated: b
 
     plan, text = given.plan, given.text
     mesh = create_mesh(plan.mesh)
-    provenance = provenance_of(plan, dataset=text.train.corpus.fingerprint, job=given.job)
+    provenance = provenance_of(plan, dataset=text.train.corpus.fingerprint, weights=given.weights, job=given.job)
     return Task(
         plan=plan,
         program=program_for(plan, mesh, real_vocab=text.tokenizer().vocab_size),

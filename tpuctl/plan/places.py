@@ -46,16 +46,16 @@ def plan_run(recipe: Recipe, *, here: Here, findings: Findings) -> RunPlan:
     return RunPlan(name=name, directory=place, shared=recipe.run.shared)
 
 
-def plan_data(recipe: TrainingRecipe, *, here: Here, findings: Findings) -> DataPlan:
+def plan_data(recipe: TrainingRecipe, *, tokenizer: str, here: Here, findings: Findings) -> DataPlan:
     """The text and its tokenizer."""
     data = recipe.data
-    check_tokenizer(recipe, findings=findings)
+    check_tokenizer(tokenizer, findings=findings)
     uri = _text_place("data.uri", data.uri, here=here, findings=findings)
     return DataPlan(
         uri=uri,
         eval_uri=_held_out(data.eval_uri, uri, here=here, findings=findings),
         text_column=data.text_column,
-        tokenizer=_tokenizer_place(data.tokenizer, here=here, findings=findings),
+        tokenizer=_tokenizer_place(tokenizer, here=here, findings=findings),
         packing=data.packing,
         ragged=data.ragged,
         epochs=data.epochs,

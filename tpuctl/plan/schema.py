@@ -72,6 +72,14 @@ class MeshPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WeightsPlan:
+    """Weights to start from: a model folder, and the family (``model_type``) that names its tensors."""
+
+    uri: str
+    family: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DataPlan:
     """Which text, how it is cut into token rows. ``epochs`` 0 repeats for ever."""
 
@@ -212,6 +220,7 @@ class TrainingPlan(Plan):
 
     mesh: MeshPlan
     model: ModelSpec
+    weights: WeightsPlan | None
     data: DataPlan
     optim: OptimPlan
     train: TrainPlan

@@ -11,8 +11,16 @@ from tpuctl.recipe.settings import LARGEST_INT, setting
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelTable:
-    """The model: a preset, sizes of your own, or a preset with some sizes changed."""
+    """The model: a folder of weights to start from, or a preset, sizes of your own, a preset with some changed."""
 
+    source: str | None = setting(
+        None,
+        doc="A model folder in Hugging Face's form (config.json and *.safetensors), local or gs://: its architecture, "
+        "and the weights a new run starts from.",
+        absent="weights drawn from train.seed",
+        example="gs://bucket/models/smollm2",
+        also=("checkpoint", "model_path", "model_name_or_path", "pretrained", "weights", "init_from", "load_from"),
+    )
     preset: str | None = setting(
         None, doc="A named architecture; the other keys override its sizes.", example="tiny-5m", also=("name", "model")
     )
@@ -90,9 +98,11 @@ class DataTable:
         example="data/held-out/*.parquet",
     )
     text_column: str = setting("text", doc="Column that holds the text.", also=("column", "text_field"))
-    tokenizer: str = setting(
-        "bytes",
+    tokenizer: str | None = setting(
+        None,
         doc="'bytes', 'bpe:N' (a BPE of N ids trained on the data), or the path of a tokenizer.json.",
+        absent="that of model.source, else bytes",
+        example="bpe:8192",
     )
     packing: bool = setting(True, doc="Pack several documents into a row, kept apart by segment ids.")
     ragged: RaggedRule = setting(
