@@ -78,6 +78,7 @@ def make_plan(
             uri="/nowhere",
             eval_uri=None,
             text_column="text",
+            chat=None,
             tokenizer="bytes",
             packing=True,
             ragged="drop",

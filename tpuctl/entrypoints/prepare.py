@@ -8,8 +8,16 @@ from pathlib import Path
 from tpuctl.entrypoints.corpus import dataset_uris
 from tpuctl.plan.schema import Plan
 from tpuctl.text import Tokenizer, load_tokenizer
+from tpuctl.train.data.columns import Columns
 from tpuctl.train.data.corpus import open_corpus
-from tpuctl.train.data.stream import Stream, TokenizerRef, eval_stream, prepare_tokenizer, train_stream
+from tpuctl.train.data.stream import (
+    Stream,
+    TokenizerRef,
+    eval_stream,
+    prepare_tokenizer,
+    require_document,
+    train_stream,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,14 +39,18 @@ def prepare(plan: Plan) -> Text:
     Raises:
         DataError: it can't be read as the plan says.
     """
-    data, column = plan.data, plan.data.text_column
+    data, columns = plan.data, Columns.of(plan.data)
     uris = dataset_uris(data.uri, eval_uri=data.eval_uri, directory=Path(plan.run.directory) / "dataset")
-    corpus = open_corpus(uris.train_uri, text_column=column)
+    corpus = open_corpus(uris.train_uri, columns=columns)
     tokenizer = TokenizerRef(name=plan.data.tokenizer, directory=plan.run.directory, vocab_size=plan.model.vocab_size)
     prepare_tokenizer(tokenizer, corpus=corpus)
     held_out = None
     if uris.eval_uri is not None:
         held_out = eval_stream(
-            data, plan.train, corpus=open_corpus(uris.eval_uri, text_column=column), tokenizer=tokenizer
+            data, plan.train, corpus=open_corpus(uris.eval_uri, columns=columns), tokenizer=tokenizer
         )
-    return Text(train=train_stream(data, plan.train, corpus=corpus, tokenizer=tokenizer), held_out=held_out)
+    text = Text(train=train_stream(data, plan.train, corpus=corpus, tokenizer=tokenizer), held_out=held_out)
+    for stream in (text.train, text.held_out):
+        if stream is not None:
+            require_document(stream)
+    return text

@@ -160,7 +160,7 @@ def _blocks(
 def _table(piece: Piece, *, lanes: tuple[int, ...]) -> pa.Table:
     columns = {name: _arrow_column(getattr(piece.batch, name)) for name in HostBatch.__slots__}
     columns["lane"] = pa.array(lanes, pa.int32())
-    columns["skipped_rows"] = pa.array([piece.skipped_rows] * len(lanes), pa.int32())
+    columns["faults"] = _arrow_column(np.tile(piece.faults, (len(lanes), 1)))
     return pa.table(columns)
 
 
@@ -168,7 +168,7 @@ def _piece(table: pa.Table, *, lanes: tuple[int, ...]) -> Piece:
     found = tuple(table["lane"].to_pylist())
     assert found == lanes, f"Ray Data delivered rows of lanes {found}, expected {lanes}"
     batch = HostBatch(**{name: _numpy_column(table[name]) for name in HostBatch.__slots__})
-    return Piece(batch=batch, skipped_rows=table["skipped_rows"][0].as_py())
+    return Piece(batch=batch, faults=_numpy_column(table["faults"])[0])
 
 
 def _arrow_column(values: np.ndarray) -> pa.Array:

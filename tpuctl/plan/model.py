@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from pathlib import Path
 from typing import Any
 
 from tpuctl.modelspec import PRESETS, ModelSpec
-from tpuctl.plan.tokenizer import is_tokenizer_file, tokenizer_ids
+from tpuctl.plan.here import Here
+from tpuctl.plan.tokenizer import file_ids, is_tokenizer_file, tokenizer_ids
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import Recipe
 
@@ -16,13 +18,16 @@ _VOCAB_MULTIPLE = 128
 _NEEDED = ("hidden_size", "num_layers", "num_heads", "mlp_size")
 
 
-def plan_model(recipe: Recipe, *, findings: Findings) -> ModelSpec | None:
-    """The model, or None where its sizes are not settled; what is wrong stands in ``findings``."""
+def plan_model(recipe: Recipe, *, here: Here, findings: Findings) -> ModelSpec | None:
+    """The model, or None where its sizes are not settled; what is wrong stands in ``findings``.
+
+    Reads the tokenizer's file, if it is on this machine, for the number of its ids.
+    """
     before = len(findings.problems)
     sizes = _sizes(recipe, findings)
     if len(findings.problems) > before:
         return None
-    sizes["vocab_size"] = _vocab_size(recipe, sizes.get("vocab_size") or None, findings)
+    sizes["vocab_size"] = _vocab_size(recipe, sizes.get("vocab_size") or None, here=here, findings=findings)
     spec = ModelSpec(**sizes)
     _check_heads(spec, findings)
     return None if len(findings.problems) > before else spec
@@ -59,18 +64,29 @@ def _preset_sizes(name: str, given: dict[str, Any], findings: Findings) -> dict[
     return {**sizes, **given, "name": "custom" if changed else name}
 
 
-def _vocab_size(recipe: Recipe, asked: int | None, findings: Findings) -> int:
+def _vocab_size(recipe: Recipe, asked: int | None, *, here: Here, findings: Findings) -> int:
     name = recipe.data.tokenizer
-    ids = tokenizer_ids(name)
+    ids = _ids(name, here, findings)
     if ids is None:
         if asked is None and is_tokenizer_file(name):  # any other name is refused for itself
-            hint = "set it to at least the number of ids of the tokenizer.json"
-            findings.refuse("model.vocab_size", f"missing: the name {name!r} does not tell it", hint)
+            hint = "set it to at least the number of ids of the tokenizer"
+            findings.refuse("model.vocab_size", f"missing: there is no tokenizer.json to read at {name} here", hint)
         return asked or 0
     if asked is not None and asked < ids:
         message = f"{asked} rows are too few for the {ids} ids of tokenizer {name!r}"
         findings.refuse("model.vocab_size", message, f"set it to at least {ids}, or leave it out")
     return asked or -(-ids // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
+
+
+def _ids(name: str, here: Here, findings: Findings) -> int | None:
+    if not is_tokenizer_file(name):
+        return tokenizer_ids(name)
+    path = here.absolute(name)
+    try:
+        return file_ids(Path(path))
+    except ValueError as error:
+        findings.refuse("data.tokenizer", f"{path} is not a tokenizer.json: {error}", "name another file")
+        return None
 
 
 def _check_heads(spec: ModelSpec, findings: Findings) -> None:

@@ -1,4 +1,5 @@
-"""From a recipe to a plan: every default filled in, every rule over several keys checked. Pure: no file, no clock."""
+"""From a recipe to a plan: every default filled in, every rule over several keys checked. No clock, no network,
+and no file but the tokenizer's, whose number of ids the model's size depends on."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ from tpuctl.errors import TopologyError
 from tpuctl.modelspec import ModelSpec
 from tpuctl.plan.budget import Workload, choose_remat, estimate, gib, shortage_hint
 from tpuctl.plan.environment import plan_job
+from tpuctl.plan.here import Here
 from tpuctl.plan.mesh import plan_mesh
 from tpuctl.plan.model import plan_model
-from tpuctl.plan.places import Here, plan_data, plan_run
+from tpuctl.plan.places import plan_data, plan_run
 from tpuctl.plan.schema import (
     BudgetPlan,
     CheckpointPlan,
@@ -47,7 +49,7 @@ def resolve(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str]
     findings = Findings(origin=recipe.origin)
     here = Here.of(cwd, environ)
     slices = plan_slices(recipe, findings=findings)
-    model = plan_model(recipe, findings=findings)
+    model = plan_model(recipe, here=here, findings=findings)
     run = plan_run(recipe, here=here, findings=findings)
     data = plan_data(recipe, here=here, findings=findings)
     job = plan_job(recipe, environ=environ, findings=findings)

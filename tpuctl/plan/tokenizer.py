@@ -1,6 +1,9 @@
-"""What a tokenizer's name means: ``bytes``, ``bpe:N``, or the path of a ``tokenizer.json``."""
+"""What a tokenizer's name means: ``bytes``, ``bpe:N``, or a path; and how many ids it has, where that can be told."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import Recipe
@@ -19,7 +22,7 @@ def check_tokenizer(recipe: Recipe, *, findings: Findings) -> None:
         hint = f"write e.g. 'bpe:8192'; N is from {SMALLEST_VOCABULARY} (all bytes and a separator) to {_LARGEST_BPE}"
         findings.refuse("data.tokenizer", f"expected bpe:N, got {name!r}", hint)
     else:
-        hint = "'bytes', 'bpe:N' or the local path of a tokenizer.json"
+        hint = "'bytes', 'bpe:N' or the local path of a tokenizer.json, a tokenizer.model or a folder with one"
         findings.refuse("data.tokenizer", f"unknown tokenizer {name!r}", hint)
 
 
@@ -34,5 +37,28 @@ def tokenizer_ids(name: str) -> int | None:
 
 
 def is_tokenizer_file(name: str) -> bool:
-    """Whether the name is a local path: a ``.json`` file, or anything that can't be a plain word."""
-    return "://" not in name and (name.endswith(".json") or "/" in name or name.startswith((".", "~")))
+    """Whether the name is a local path: a ``.json`` or ``.model`` file, or anything that can't be a plain word."""
+    return "://" not in name and (name.endswith((".json", ".model")) or "/" in name or name.startswith((".", "~")))
+
+
+def file_ids(path: Path) -> int | None:
+    """How many ids a ``tokenizer.json`` (or the one in a folder) has: one more than the largest.
+
+    None where there is none to read here: the path may be one of the cluster's alone.
+
+    Raises:
+        ValueError: the file is no tokenizer.json.
+    """
+    file = path if path.suffix == ".json" else path / "tokenizer.json"
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = json.loads(text)
+    try:
+        vocabulary = found["model"]["vocab"]
+        # Unigram models list pieces with scores, all others map tokens to ids.
+        ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else range(len(vocabulary))
+        return 1 + max([*ids, *(token["id"] for token in found.get("added_tokens") or ())])
+    except (KeyError, TypeError) as error:
+        raise ValueError("it has no vocabulary") from error

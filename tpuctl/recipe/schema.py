@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpuctl.plan.schema import JobKind
-from tpuctl.recipe.learning import CheckpointTable, DataTable, ExpectTable, ModelTable, OptimTable, TrainTable
+from tpuctl.recipe.data import DataTable
+from tpuctl.recipe.learning import CheckpointTable, ExpectTable, ModelTable, OptimTable, TrainTable
 from tpuctl.recipe.origin import Origin
 from tpuctl.recipe.placement import ClusterTable, JobTable, MeshTable, RunTable, SliceTable
 from tpuctl.recipe.settings import setting

@@ -6,7 +6,6 @@ generate: it begins where the prompt of the turns before it ends, and ends with 
 
 from __future__ import annotations
 
-import os.path
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -69,7 +68,9 @@ def _stop(turns: str, *, whole: WholeText, start: int, following: int | None) ->
 
 
 def _common(text: str, other: str) -> int:
-    return len(os.path.commonprefix([text, other]))
+    """How many characters the two begin with in common."""
+    pairs = zip(text, other, strict=False)
+    return next((at for at, (one, two) in enumerate(pairs) if one != two), min(len(text), len(other)))
 
 
 def _moved(number: int) -> ChatTemplateError:

@@ -90,9 +90,7 @@ def _load(path: Path, *, rows: int) -> FileTokenizer:
     if path.suffix == ".model":
         model = sentencepiece_model.read_model(path)
         backend = sentencepiece_model.to_backend(model)
-        config = TokenizerConfig(
-            folder=config.folder, values={**sentencepiece_model.names_of(model), **config.values}
-        )
+        config = TokenizerConfig(folder=config.folder, values={**sentencepiece_model.names_of(model), **config.values})
         # Llama's tokenizers, for which this format is known, begin every text with it unless they say otherwise.
         adds_bos = adds_bos is not False
     else:

@@ -1,7 +1,7 @@
 """A chat template: conversations to text, letter for letter as transformers' ``apply_chat_template`` renders them.
 
-Two things go beyond it, where it would write Python's notation of a list or fail: content in parts is given to a template
-that knows none as one text, and every failure is a ``ChatTemplateError`` with the template's own words.
+Two things go beyond it, where it would write Python's notation of a list or fail: content in parts is given to a
+template that knows none as one text, and every failure is a ``ChatTemplateError`` with the template's own words.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ def data_plan(**changes: Any) -> DataPlan:
         uri="/data",
         eval_uri=None,
         text_column="text",
+        chat=None,
         tokenizer="bytes",
         packing=True,
         ragged="drop",

@@ -24,6 +24,7 @@ from tests.train.data.parquet_folders import (
 )
 from tests.train.data.plans import data_plan, train_plan
 from tpuctl.train.batch import HostBatch
+from tpuctl.train.data.documents import FAULTS
 from tpuctl.train.data.groups import GroupBudget
 from tpuctl.train.data.packing import start_cursor
 from tpuctl.train.data.stream import Stream, TokenizerRef, eval_stream, prepare_tokenizer, read_stream
@@ -197,7 +198,7 @@ def test_stream_skips_nulls_and_empty_texts_and_counts_them(tmp_path: Path) -> N
     found = {text for row in range(2) for text in lane_documents(take_all(stream), row)}
     assert found == {b"one", b"two"}
     *_, last = (piece for piece, _ in zip(read_stream(stream, lanes=[0, 1], cursor=start_cursor(2)), range(3)))  # noqa: B905
-    assert last.skipped_rows == 4
+    assert dict(zip(FAULTS, last.faults.tolist(), strict=True)) == dict.fromkeys(FAULTS, 0) | {"empty": 4}
     assert stream.corpus.null_rows == 2
 
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int32
 
-from tpuctl.plan.schema import DataPlan, TrainPlan
+from tpuctl.errors import DataError
+from tpuctl.plan.schema import ChatPlan, DataPlan, TrainPlan
 from tpuctl.text import bpe_vocab_size, load_tokenizer, tokenizer_path, train_bpe
+from tpuctl.text.chat import load_chat
 from tpuctl.train.batch import HostBatch
-from tpuctl.train.data.corpus import Corpus
+from tpuctl.train.data.columns import row_texts
+from tpuctl.train.data.corpus import Corpus, iter_rows
+from tpuctl.train.data.documents import TEMPLATE_DATE, ChatDocuments, Documents, TextDocuments, make_at
+from tpuctl.train.data.faults import Faults
 from tpuctl.train.data.groups import GroupBudget, GroupCache
 from tpuctl.train.data.lanes import Lane, LaneSource
 from tpuctl.train.data.order import ChunkOrder
@@ -46,14 +52,15 @@ class Stream:
     epochs: int
     shuffle: bool
     seed: int
+    chat: ChatPlan | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """One step of some lanes. ``skipped_rows``: rows without text that these lanes have met since they were opened."""
+    """One step of some lanes. ``faults``: how many of each the lanes have met since they were opened."""
 
     batch: HostBatch
-    skipped_rows: int
+    faults: Int32[np.ndarray, " faults"]
 
 
 def train_stream(data: DataPlan, train: TrainPlan, *, corpus: Corpus, tokenizer: TokenizerRef) -> Stream:
@@ -67,6 +74,7 @@ def train_stream(data: DataPlan, train: TrainPlan, *, corpus: Corpus, tokenizer:
         epochs=data.epochs,
         shuffle=data.shuffle,
         seed=data.seed,
+        chat=data.chat,
     )
 
 
@@ -84,6 +92,7 @@ def eval_stream(data: DataPlan, train: TrainPlan, *, corpus: Corpus, tokenizer: 
         epochs=1,
         shuffle=True,
         seed=0,
+        chat=data.chat,
     )
 
 
@@ -106,12 +115,12 @@ def read_stream(
     Raises:
         DataError: a file or row that can't be read; names it.
     """
+    faults = Faults()
     source = LaneSource(
         order=ChunkOrder(stream.corpus, lanes=stream.lanes, seed=stream.seed, shuffle=stream.shuffle),
         groups=GroupCache(stream.corpus, lanes=len(lanes), budget=budget),
-        tokenizer=load_tokenizer(
-            stream.tokenizer.name, directory=Path(stream.tokenizer.directory), vocab_size=stream.tokenizer.vocab_size
-        ),
+        documents=_documents(stream),
+        faults=faults,
         lanes=stream.lanes,
         epochs=stream.epochs,
         packing=stream.packing,
@@ -121,7 +130,39 @@ def read_stream(
         batch = empty_batch(len(opened), sequence_length=stream.sequence_length)
         for row, lane in enumerate(opened):
             lane.fill(batch, row)
-        yield Piece(batch=batch, skipped_rows=sum(lane.skipped_rows for lane in opened))
+        yield Piece(batch=batch, faults=faults.counts)
+
+
+def require_document(stream: Stream) -> None:
+    """Make sure that a stream of conversations has one to learn from: a lane would look for it for ever.
+
+    Raises:
+        DataError: every row is refused; says why the first one is.
+    """
+    if stream.chat is None:
+        return
+    documents, first = _documents(stream), ""
+    for place, row in iter_rows(stream.corpus):
+        made = make_at(documents, row, place=place)
+        if made.document is not None:
+            return
+        first = first or f"{place}: {made.detail}"
+    raise DataError(f"{stream.corpus.uri}: no conversation in it can be learned from. {first}")
+
+
+def _documents(stream: Stream) -> Documents:
+    ref = stream.tokenizer
+    tokenizer = load_tokenizer(ref.name, directory=Path(ref.directory), vocab_size=ref.vocab_size)
+    if stream.chat is None:
+        return TextDocuments(tokenizer)
+    folder = None if ref.name == "bytes" else tokenizer_path(ref.name, directory=Path(ref.directory)).parent
+    template = None if stream.chat.template is None else Path(stream.chat.template)
+    chat = load_chat(tokenizer, folder=folder, template_path=template, clock=_template_date)
+    return ChatDocuments(chat, rules=stream.chat, sequence_length=stream.sequence_length)
+
+
+def _template_date() -> datetime:
+    return TEMPLATE_DATE
 
 
 def _sample(corpus: Corpus, *, characters: int) -> Iterator[str]:
@@ -132,8 +173,8 @@ def _sample(corpus: Corpus, *, characters: int) -> Iterator[str]:
     for position in range(order.num_chunks):
         chunk = order.chunk(position)
         for row in range(chunk.start, chunk.start + chunk.rows):
-            text = groups.text(0, file=chunk.file, group=chunk.group, row=row)
-            if text:
+            found = groups.text(0, file=chunk.file, group=chunk.group, row=row)
+            for text in row_texts(found, kind=corpus.columns.kind) if found else ():
                 yield text
                 left -= len(text)
             if left <= 0:
