@@ -46,6 +46,7 @@ print("EXIT", int(code), "HEAVY", [name for name in {HEAVY!r} if name in sys.mod
         ["slices", "v6e"],
         ["schema"],
         ["init", "train"],
+        ["tokenizer", "train", "--help"],
     ],
     ids=lambda arguments: " ".join(arguments).replace(str(ROOT), "."),
 )

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from tpuctl.cli import cluster, console
+from tpuctl.cli import cluster, console, tokenizer
 from tpuctl.cli.check import check
 from tpuctl.cli.init import init
 from tpuctl.cli.jobs import jobs
@@ -49,6 +49,7 @@ for _verb in (train, plan, check, init, schema, slices, logs, stop):
     app.command()(_verb)
 app.add_typer(jobs, name="jobs")
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(tokenizer.app, name="tokenizer")
 
 
 def main() -> NoReturn:

@@ -66,9 +66,11 @@ def _preset_sizes(name: str, given: dict[str, Any], findings: Findings) -> dict[
 
 def _vocab_size(recipe: Recipe, asked: int | None, *, here: Here, findings: Findings) -> int:
     name = recipe.data.tokenizer
+    before = len(findings.problems)
     ids = _ids(name, here, findings)
     if ids is None:
-        if asked is None and is_tokenizer_file(name):  # any other name is refused for itself
+        broken = len(findings.problems) > before
+        if asked is None and is_tokenizer_file(name) and not broken:  # any other name is refused for itself
             hint = "set it to at least the number of ids of the tokenizer"
             findings.refuse("model.vocab_size", f"missing: there is no tokenizer.json to read at {name} here", hint)
         return asked or 0

@@ -102,8 +102,13 @@ def prepare_tokenizer(ref: TokenizerRef, *, corpus: Corpus) -> None:
     path = tokenizer_path(ref.name, directory=Path(ref.directory))
     if vocab_size is None or path.exists():
         return
-    _log.info("training a byte-level BPE of %d ids on %s", vocab_size, corpus.uri)
     path.parent.mkdir(parents=True, exist_ok=True)
+    train_tokenizer(corpus, vocab_size=vocab_size, path=path)
+
+
+def train_tokenizer(corpus: Corpus, *, vocab_size: int, path: Path) -> None:
+    """Train a byte-level BPE on a sample of the corpus that is always the same, and write it to ``path``."""
+    _log.info("training a byte-level BPE of %d ids on %s", vocab_size, corpus.uri)
     train_bpe(_sample(corpus, characters=vocab_size * _SAMPLE_CHARACTERS_PER_ID), vocab_size=vocab_size, path=path)
 
 
