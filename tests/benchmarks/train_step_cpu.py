@@ -1,11 +1,12 @@
-"""CPU seconds per training step, start-up and memory, on one fixed job; beside Levanter's where it is installed.
+"""CPU seconds per training step, start-up and memory, on one fixed job; beside Levanter's and MaxText's.
 
-    python -m tests.benchmarks.train_step_cpu [--rounds 5] [--steps 25] [--levanter VENV/bin/python]
+    python -m tests.benchmarks.train_step_cpu [--rounds 5] [--steps 25] [--levanter PYTHON] [--maxtext PYTHON]
 
 The job: a Llama block of 4 layers, width 256, 4 heads of 64, MLP 1024, vocabulary 8192 with a head of its own
 (8,390,912 weights), 8 rows of 256 tokens, f32, full rematerialisation, weights sharded over 4 host devices, AdamW.
 The systems take turns, one process each per round, so that both see the same machine; medians over the rounds.
-Levanter comes from ``uv pip install --prerelease=allow marin-levanter "jax[cpu]"`` into an environment of its own.
+Levanter comes from ``uv pip install --prerelease=allow marin-levanter "jax[cpu]"`` into an environment of its own, MaxText
+from ``uv pip install maxtext``.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ def main() -> None:
         print(json.dumps(_measure_here(options.steps)))
         return
     commands = {"tpuctl": [sys.executable, "-m", "tests.benchmarks.train_step_cpu", "--child"]}
-    if options.levanter:
-        commands["levanter"] = [options.levanter, str(Path(__file__).with_name("levanter_step_cpu.py"))]
+    for peer, python in (("levanter", options.levanter), ("maxtext", options.maxtext)):
+        if python:
+            commands[peer] = [python, str(Path(__file__).with_name(f"{peer}_step_cpu.py"))]
     rounds: dict[str, list[Measured]] = {name: [] for name in commands}
     for _ in range(options.rounds):
         for name, command in commands.items():
@@ -73,6 +75,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="processes per system")
     parser.add_argument("--steps", type=int, default=25, help="timed steps per process")
     parser.add_argument("--levanter", metavar="PYTHON", help="the interpreter of an environment with Levanter")
+    parser.add_argument("--maxtext", metavar="PYTHON", help="the interpreter of an environment with MaxText")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -138,11 +141,11 @@ def _print_table(rounds: dict[str, list[Measured]]) -> None:
     for system, measured in rounds.items():
         medians = [statistics.median(getattr(one, name) for one in measured) for name in names]
         print(f"{system:22}" + "".join(f"{value:24.3f}" for value in medians))
-    if "levanter" in rounds:
-        pairs = zip(rounds["tpuctl"], rounds["levanter"], strict=True)
+    for peer in [name for name in rounds if name != "tpuctl"]:
+        pairs = zip(rounds["tpuctl"], rounds[peer], strict=True)
         ratios = [[getattr(ours, name) / getattr(theirs, name) for name in names] for ours, theirs in pairs]
         medians = [statistics.median(column) for column in zip(*ratios, strict=True)]
-        print(f"{'ratio, median of pairs':22}" + "".join(f"{value:24.3f}" for value in medians))
+        print(f"{'ratio to ' + peer:22}" + "".join(f"{value:24.3f}" for value in medians))
     processes = len(next(iter(rounds.values())))
     print(f"\n{processes} processes per system; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores at the end.")
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Key
 
 from tpuctl.nn.partition import Partition
@@ -89,8 +90,7 @@ def _project(x: Array, weight: Array) -> Array:
 def _project_backward(saved: tuple[Array, Array], d_out: Array) -> tuple[Array, Array]:
     x, weight = saved
     d_x = lax.dot_general(_rows(d_out), _matrix(weight), (((1,), (1,)), ((), ())))
-    d_weight = lax.dot_general(_rows(x), _rows(d_out), (((0,), (0,)), ((), ())))
-    return d_x.reshape(x.shape), d_weight.reshape(weight.shape)
+    return d_x.reshape(x.shape), outer_sum(_rows(x), _rows(d_out)).reshape(weight.shape)
 
 
 @jax.custom_vjp
@@ -112,13 +112,26 @@ def _project_back(x: Array, weight: Array) -> Array:
 def _project_back_backward(saved: tuple[Array, Array], d_out: Array) -> tuple[Array, Array]:
     x, weight = saved
     d_x = _rows(d_out) @ _matrix(weight)
-    d_weight = lax.dot_general(_rows(d_out), _rows(x), (((0,), (0,)), ((), ())))
-    return d_x.reshape(x.shape), d_weight.reshape(weight.shape)
+    return d_x.reshape(x.shape), outer_sum(_rows(d_out), _rows(x)).reshape(weight.shape)
 
 
 # The forward rules call what lies under the wrapper, so that a rematerialisation policy sees a ``dot_general``.
 project.defvjp(lambda x, weight: (_project(x, weight), (x, weight)), _project_backward)
 project_back.defvjp(lambda x, weight: (_project_back(x, weight), (x, weight)), _project_back_backward)
+
+
+def outer_sum(
+    x: Float[Array, "rows d"], y: Float[Array, "rows e"], *, dtype: DTypeLike | None = None
+) -> Float[Array, "d e"]:
+    """The sum over rows of outer products: a weight's gradient. ``dtype`` is that of the result, else of ``x``.
+
+    Summed over two dimensions instead of one where that is possible: XLA's CPU compiler then transposes ``x`` and
+    has a fast bfloat16 product; summed over the first dimension alone it converts both to f32, at a fifth of the speed.
+    """
+    groups = 2 if x.shape[0] % 2 == 0 else 1
+    split = [a.reshape(groups, -1, a.shape[1]) for a in (x, y)]
+    total: Array = lax.dot_general(*split, (((0, 1), (0, 1)), ((), ())), preferred_element_type=dtype)
+    return total
 
 
 def _rows(x: Float[Array, "b s *inside"]) -> Float[Array, "rows columns"]:

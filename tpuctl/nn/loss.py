@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int
 
+from tpuctl.nn.layers import outer_sum
+
 _CHUNK_TOKENS = 2048
 _CHUNK_BYTES = 1 << 30
 _MIN_CHUNKS = 2
@@ -85,7 +87,7 @@ def _summed_forward(rows: Array, labels: Array, mask: Array, head: Array, option
         sums, d_head = carry
         objective, nats, d_logits = _chunk(xs[0], xs[1], xs[2], head=head, options=options)
         d_logits = d_logits.astype(head.dtype)
-        d_head += jnp.dot(xs[0].T, d_logits, preferred_element_type=jnp.float32)
+        d_head += outer_sum(xs[0], d_logits, dtype=jnp.float32)
         return (sums + jnp.stack([objective, nats]), d_head), jnp.dot(d_logits, head.T)
 
     start = (jnp.zeros(2, jnp.float32), jnp.zeros(head.shape, jnp.float32))
