@@ -1,15 +1,18 @@
 """Conversations to render with each template of ``templates/``, and what transformers makes of them.
 
-Run with an interpreter that has transformers, this writes the reference anew:
+Run with an interpreter that has transformers, this writes the reference anew, or that of any folder of templates:
 
     python tests/text/template_cases.py
+    python tests/text/template_cases.py FOLDER REFERENCE
 
-The reference names the version it was written with. No other module is imported, so that it needs nothing else.
+``python -m tests.text.compare_templates FOLDER REFERENCE`` then shows where we render otherwise. The reference names
+the version it was written with. No other module is imported, so that it needs nothing else.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +67,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def templates() -> dict[str, str]:
-    return {path.stem: path.read_text(encoding="utf-8") for path in sorted((HERE / "templates").glob("*.jinja"))}
+def templates(folder: Path = HERE / "templates") -> dict[str, str]:
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.jinja"))}
 
 
 def backend() -> Any:
@@ -97,13 +100,13 @@ def encoded() -> dict[str, Any]:
     return {"ids": found["input_ids"], "is_answer": found["assistant_masks"]}
 
 
-def main() -> None:
+def main(folder: Path = HERE / "templates", reference: Path = REFERENCE) -> None:
     import transformers
     from transformers.tokenization_utils_base import _normalize_chat_messages
     from transformers.utils.chat_template_utils import render_jinja_template
 
     written: dict[str, Any] = {}
-    for name, source in templates().items():
+    for name, source in templates(folder).items():
         for case, given in CASES.items():
             options = {key: value for key, value in given.items() if key != "messages"}
             continued = bool(options.get("continue_final_message"))
@@ -118,8 +121,8 @@ def main() -> None:
             except Exception as error:  # noqa: BLE001 — whatever it raises is what it does with the case
                 written[f"{name}: {case}"] = {"error": type(error).__name__, "message": str(error)}
     document = {"transformers": transformers.__version__, "rendered": written, "encoded": encoded()}
-    REFERENCE.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    reference.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(Path, sys.argv[1:]))

@@ -113,6 +113,16 @@ def test_load_chat_takes_the_given_template_before_the_folders(tmp_path: Path) -
     assert own.template.render(asked).text == "own"
 
 
+def test_load_chat_renders_with_the_template_for_tools_where_there_are_tools(tmp_path: Path) -> None:
+    (tmp_path / "chat_templates").mkdir()
+    (tmp_path / "chat_templates" / "tool_use.jinja").write_text("tools: {{ tools | length }}")
+    (tmp_path / "chat_template.jinja").write_text("plain")
+    both = load_chat(ByteTokenizer(), folder=tmp_path)
+    asked = [{"role": "user", "content": "x"}]
+    assert both.tokenizer.decode(both.prompt(Conversation(messages=asked)).tolist()) == "plain"
+    assert both.tokenizer.decode(both.prompt(Conversation(messages=asked, tools=[{}])).tolist()) == "tools: 1"
+
+
 def test_load_chat_without_a_template_says_what_to_do(tmp_path: Path) -> None:
     for folder in (None, tmp_path):
         with pytest.raises(DataError, match="no chat template"):

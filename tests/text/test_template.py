@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import Any
 
 import pytest
 
+from tests.text.compare_templates import conversation, options
 from tests.text.template_cases import CASES, REFERENCE, SPECIAL, templates
 from tpuctl.text.template import ChatTemplate, ChatTemplateError, Conversation
 
@@ -15,17 +15,6 @@ TEMPLATES = templates()
 RENDERED = json.loads(REFERENCE.read_text(encoding="utf-8"))["rendered"]
 # Where transformers fails or prints a Python list: content in parts, for templates that know text only.
 OURS = {"marked: parts", "strict: parts", "thoughts: parts", "turns: parts"}
-GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
-
-
-def conversation(case: dict[str, Any]) -> Conversation:
-    variables = {key: value for key, value in case.items() if key not in GIVEN}
-    given = {key: case[key] for key in ("messages", "tools", "documents") if key in case}
-    return Conversation(**given, variables=variables)
-
-
-def options(case: dict[str, Any]) -> dict[str, bool]:
-    return {key: case[key] for key in ("add_generation_prompt", "continue_final_message") if key in case}
 
 
 def test_template_reference_holds_every_case() -> None:

@@ -68,14 +68,18 @@ def _stop(turns: str, *, whole: WholeText, start: int, following: int | None) ->
 
 
 def _common(text: str, other: str) -> int:
-    """How many characters the two begin with in common."""
-    pairs = zip(text, other, strict=False)
-    return next((at for at, (one, two) in enumerate(pairs) if one != two), min(len(text), len(other)))
+    """How many characters the two begin with in common; by halves, as texts compare much faster than their letters."""
+    low, high = 0, min(len(text), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if text[low:middle] == other[low:middle] else (low, middle - 1)
+    return low
 
 
 def _moved(number: int) -> ChatTemplateError:
     return ChatTemplateError(
         f"the chat template renders what precedes or follows message {number} differently in the whole conversation, "
         "so the answer in it can't be told apart",
-        hint="mark answers in the template with {% generation %}, or train on all of the text",
+        hint="name the token that closes a turn as eos_token or in generation_config.json, or mark answers in the "
+        "template with {% generation %}",
     )

@@ -71,7 +71,7 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(f"chat template, line {error.lineno}: {error.message}") from error
 
-    @property
+    @cached_property
     def marks_generation(self) -> bool:
         """Whether the template says itself what the model is to write."""
         return any(node.identifier.endswith("GenerationBlock") for node in self._extension_calls())
