@@ -59,6 +59,6 @@ def file_ids(path: Path) -> int | None:
         vocabulary = found["model"]["vocab"]
         # Unigram models list pieces with scores, all others map tokens to ids.
         ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else range(len(vocabulary))
-        return 1 + max([*ids, *(token["id"] for token in found.get("added_tokens") or ())])
+        return 1 + max(int(number) for number in [*ids, *(token["id"] for token in found.get("added_tokens") or ())])
     except (KeyError, TypeError) as error:
         raise ValueError("it has no vocabulary") from error

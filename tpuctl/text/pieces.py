@@ -89,7 +89,7 @@ def _is_sentencepiece(step: dict[str, Any]) -> bool:
         case "Strip":
             return bool(step["content"] == " " and step["stop"] == 0)
         case kind:
-            return kind in ("ByteFallback", "Fuse")
+            return bool(kind in ("ByteFallback", "Fuse"))
 
 
 def _leading_spaces(step: dict[str, Any]) -> int:

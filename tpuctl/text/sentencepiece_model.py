@@ -28,7 +28,7 @@ def read_model(path: Path) -> Any:
     Raises:
         DataError: the file is something else, or a kind of SentencePiece model that no decoder model uses.
     """
-    model = sentencepiece_model_pb2.ModelProto()
+    model = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]  # made at import
     try:
         model.ParseFromString(path.read_bytes())
     except DecodeError as error:
