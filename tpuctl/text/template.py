@@ -171,8 +171,9 @@ def _flat(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    texts = [part.get("text") if isinstance(part, dict) else part for part in content]
-    if not all(isinstance(text, str) for text in texts):
+    found = [part.get("text") if isinstance(part, dict) else part for part in content]
+    texts = [text for text in found if isinstance(text, str)]
+    if len(texts) < len(found):
         raise ChatTemplateError("the chat template knows text only, and a message has content of another type")
     return {**message, "content": "\n".join(texts)}
 

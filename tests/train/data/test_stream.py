@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -283,3 +285,12 @@ def test_prepare_tokenizer_of_bytes_writes_nothing(tmp_path: Path) -> None:
     folder, _ = folder_of(tmp_path / "data", seed=2)
     prepare_tokenizer(replace(BYTES, directory=str(tmp_path / "run")), corpus=stream_over(folder).corpus)
     assert not (tmp_path / "run").exists()
+
+
+def test_stream_of_plain_text_needs_nothing_that_only_conversations_need() -> None:
+    script = (
+        "import sys, tpuctl.train.data.feed, tpuctl.entrypoints.prepare; "
+        "print([name for name in ('jinja2', 'sentencepiece', 'jax') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

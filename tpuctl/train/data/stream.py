@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,10 @@ from jaxtyping import Int32
 from tpuctl.errors import DataError
 from tpuctl.plan.schema import ChatPlan, DataPlan, TrainPlan
 from tpuctl.text import bpe_vocab_size, load_tokenizer, tokenizer_path, train_bpe
-from tpuctl.text.chat import load_chat
 from tpuctl.train.batch import HostBatch
 from tpuctl.train.data.columns import row_texts
 from tpuctl.train.data.corpus import Corpus, iter_rows
-from tpuctl.train.data.documents import TEMPLATE_DATE, ChatDocuments, Documents, TextDocuments, make_at
+from tpuctl.train.data.documents import Documents, TextDocuments, make_at
 from tpuctl.train.data.faults import Faults
 from tpuctl.train.data.groups import GroupBudget, GroupCache
 from tpuctl.train.data.lanes import Lane, LaneSource
@@ -160,14 +158,14 @@ def _documents(stream: Stream) -> Documents:
     tokenizer = load_tokenizer(ref.name, directory=Path(ref.directory), vocab_size=ref.vocab_size)
     if stream.chat is None:
         return TextDocuments(tokenizer)
+    # Here, since a cluster's image needs Jinja only where conversations are learned.
+    from tpuctl.text.chat import load_chat
+    from tpuctl.train.data.conversations import ChatDocuments, template_date
+
     folder = None if ref.name == "bytes" else tokenizer_path(ref.name, directory=Path(ref.directory)).parent
     template = None if stream.chat.template is None else Path(stream.chat.template)
-    chat = load_chat(tokenizer, folder=folder, template_path=template, clock=_template_date)
+    chat = load_chat(tokenizer, folder=folder, template_path=template, clock=template_date)
     return ChatDocuments(chat, rules=stream.chat, sequence_length=stream.sequence_length)
-
-
-def _template_date() -> datetime:
-    return TEMPLATE_DATE
 
 
 def _sample(corpus: Corpus, *, characters: int) -> Iterator[str]:
