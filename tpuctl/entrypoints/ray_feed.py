@@ -27,6 +27,7 @@ from ray.data.block import BlockMetadata
 
 from tpuctl.errors import TpuctlError
 from tpuctl.train.batch import HostBatch
+from tpuctl.train.data.documents import FAULTS
 from tpuctl.train.data.feed import Batches, no_held_out
 from tpuctl.train.data.prefetch import Prefetched
 from tpuctl.train.data.replay import Replay
@@ -186,5 +187,5 @@ def _numpy_column(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def _row_bytes(sequence_length: int) -> int:
-    per_token, per_row = 5 * 4, 7 * 4
+    per_token, per_row = 5 * 4, (6 + len(FAULTS)) * 4
     return sequence_length * per_token + per_row
