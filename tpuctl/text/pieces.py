@@ -83,13 +83,13 @@ def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _is_sentencepiece(step: dict[str, Any]) -> bool:
     match step["type"]:
         case "Replace":
-            return step["pattern"] == {"String": _SPACE} and step["content"] == " "
+            return bool(step["pattern"] == {"String": _SPACE} and step["content"] == " ")
         case "Metaspace":
             return bool(step["replacement"] == _SPACE)
         case "Strip":
             return bool(step["content"] == " " and step["stop"] == 0)
         case kind:
-            return bool(kind in ("ByteFallback", "Fuse"))
+            return kind in ("ByteFallback", "Fuse")
 
 
 def _leading_spaces(step: dict[str, Any]) -> int:
