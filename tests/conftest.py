@@ -1,8 +1,10 @@
-"""Runs before any test imports JAX: eight virtual CPU devices, and never a chip."""
+"""Runs before any test imports JAX: eight virtual CPU devices, never a chip, and no program compiled twice."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +18,29 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # Below `uv run` Ray would make an environment with uv for every worker of a test that starts Ray itself.
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+    # Most of the time of these tests is the compiler's, and their programs run for milliseconds.
+    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
+
+# Compiled programs, for the tests of this session and the processes they start; each session begins with none.
+PROGRAMS = os.environ.get("JAX_COMPILATION_CACHE_DIR") or tempfile.mkdtemp(prefix="tpuctl-test-programs-")
+OWNS_PROGRAMS = os.environ.get("JAX_COMPILATION_CACHE_DIR") is None
+os.environ["JAX_COMPILATION_CACHE_DIR"] = PROGRAMS
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep each file on one worker, for what its tests share, and all tests with Ray nodes on another, for theirs."""
+    if config.getoption("dist", "no") == "no":
+        return
+    for item in items:
+        group = "ray" if item.get_closest_marker("ray") else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_unconfigure() -> None:
+    if OWNS_PROGRAMS:
+        shutil.rmtree(PROGRAMS, ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

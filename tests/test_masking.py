@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.fakes.plans import a_plan
-from tpuctl.cli.train import _command
+from tpuctl.cli.options import Output
+from tpuctl.cli.start import Asked, command_line
 from tpuctl.masking import MaskedStream, Masker
 from tpuctl.plan.schema import plan_dumps
 
@@ -19,7 +20,9 @@ def test_masked_stream_writes_lines_without_the_secrets_and_keeps_the_rest() -> 
     stream = MaskedStream(inner, Masker(["hf_test123"]))
     print("(RayTrainWorker pid=7) token=hf_test123 done", file=stream)
     assert inner.getvalue() == "(RayTrainWorker pid=7) token=*** done\n"
-    assert stream.getvalue() == inner.getvalue()
+    stream.writelines(["hf_test123\n", "plain\n"])
+    assert inner.getvalue().endswith("***\nplain\n")
+    assert (stream.writable(), stream.readable(), stream.isatty()) == (True, False, False)
 
 
 def test_driver_whose_entrypoint_prints_a_secret_prints_stars(tmp_path: Path) -> None:
@@ -37,7 +40,19 @@ def test_driver_whose_entrypoint_prints_a_secret_prints_stars(tmp_path: Path) ->
 
 def test_command_to_go_on_with_names_the_cluster_and_no_secret() -> None:
     overrides = ["job.secrets.HF_TOKEN=hf_test123", "job.env.API_KEY=k", "train.steps=5"]
-    line = _command(Path("my r.toml"), overrides, cluster="http://head:8265")
+    asked = Asked(
+        verb="train",
+        kinds=(),
+        recipe=Path("my r.toml"),
+        overrides=overrides,
+        cluster="http://head:8265",
+        wait=None,
+        detach=False,
+        dry_run=False,
+        output=Output.text,
+        quiet=False,
+    )
+    line = command_line(asked)
     assert line == (
         "tpuctl train 'my r.toml' --set 'job.secrets.HF_TOKEN=***' --set 'job.env.API_KEY=***' "
         "--set train.steps=5 --cluster http://head:8265"

@@ -6,7 +6,7 @@ import pytest
 from ray._private.accelerators import tpu as ray_tpu
 
 from tpuctl.errors import TopologyError
-from tpuctl.topology import SliceShape, generations, resolve_slice, shapes
+from tpuctl.topology import SliceShape, generations, parse_accelerator, resolve_slice, shapes
 
 EVERY_SHAPE = [shape for generation in generations() for shape in shapes(generation)]
 
@@ -173,3 +173,10 @@ def test_device_figures_halve_where_a_chip_is_two_devices() -> None:
     assert ironwood.devices_per_host == 8
     assert ironwood.generation.bf16_flops_per_device == pytest.approx(1153.5e12)
     assert ironwood.generation.hbm_bytes_per_device == pytest.approx(94.74 * 2**30, rel=1e-6)
+
+
+@pytest.mark.parametrize(("name", "smallest"), [("v3-8", "v3-32"), ("v2-8", "v2-32"), ("v5p-2", "v5p-8")])
+def test_parse_accelerator_of_a_vm_below_the_smallest_slice_says_that_it_exists_but_not_here(name, smallest) -> None:
+    with pytest.raises(TopologyError, match="a TPU VM that is smaller than any") as caught:
+        parse_accelerator(name)
+    assert caught.value.hint == f"the smallest such slice is {smallest}"

@@ -6,6 +6,7 @@ Imports nothing of tpuctl.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -58,7 +59,13 @@ class UsageError(TpuctlError):
 
 
 class RecipeError(UsageError):
-    """The recipe is wrong; ``where`` names file, line and key."""
+    """The recipe is wrong; ``where`` names file, line and key. Where several things are, each is one of ``parts``."""
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, where: Where | None = None, parts: Sequence[RecipeError] = ()
+    ) -> None:
+        super().__init__(message, hint=hint, where=where)
+        self.parts = tuple(parts)
 
 
 class TopologyError(UsageError):

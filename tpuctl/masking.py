@@ -5,6 +5,7 @@ Used on both sides: the control side masks what it prints, a job's driver everyt
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterable
@@ -45,17 +46,40 @@ class Masker:
         return text if self._pattern is None else self._pattern.sub(MASK, text)
 
 
-class MaskedStream:
+class MaskedStream(io.TextIOBase):
     """A text stream that masks what is written to it, piece by piece; Ray writes a worker's line in one piece."""
 
     def __init__(self, stream: TextIO, mask: Masker) -> None:
         self._stream = stream
         self._mask = mask
 
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """That of the stream behind."""
+        return self._stream.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        """What the stream behind does with what it can't encode."""
+        return self._stream.errors
+
+    def writable(self) -> bool:
+        """True: it is for writing only."""
+        return True
+
     def write(self, text: str) -> int:
         """Write the text without the secrets."""
         self._stream.write(self._mask(text))
         return len(text)
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._stream, name)
+    def flush(self) -> None:
+        """Pass on what the stream behind holds back."""
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        """The file behind, as ``faulthandler`` wants it. What is written there is not masked."""
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        """Whether a terminal is behind."""
+        return self._stream.isatty()

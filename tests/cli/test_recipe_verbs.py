@@ -65,12 +65,13 @@ def test_check_in_json_gives_notes(capsys) -> None:
     assert "chips_per_host = 4" in document["notes"][0]
 
 
-def test_init_writes_a_recipe_that_checks_and_never_overwrites(capsys, tmp_path) -> None:
+@pytest.mark.parametrize("kind", ["train", "custom"])
+def test_init_writes_a_recipe_that_checks_and_never_overwrites(capsys, tmp_path, kind) -> None:
     path = tmp_path / "new.toml"
-    assert run(["init", "train", str(path)]) == 0
+    assert run(["init", kind, str(path)]) == 0
     assert run(["check", str(path)]) == 0
     text = path.read_text()
-    assert run(["init", "train", str(path)]) == 2
+    assert run(["init", kind, str(path)]) == 2
     assert path.read_text() == text
     assert "never overwrites" in capsys.readouterr().err
 
@@ -88,6 +89,58 @@ def test_init_to_stdout_has_every_key_and_each_example_loads(capsys, tmp_path) -
         load_recipe(path)
 
 
+def test_version_and_init_in_json_are_one_document(capsys, tmp_path) -> None:
+    assert run(["version", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "tpuctl.version/1"
+    assert run(["init", "custom", "-o", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["file"]) == ("tpuctl.init/1", None)
+    path = tmp_path / "new.toml"
+    path.write_text(document["recipe"])
+    assert run(["check", str(path)]) == 0
+
+
+def test_problems_of_a_recipe_in_json_are_one_object_each(capsys, tmp_path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text(CUSTOM + "learning_rate = 1\n[trian]\nsteps = 1\n")
+    assert run(["check", str(path), "-o", "json"]) == 2
+    document = json.loads(capsys.readouterr().out)
+    assert [(p["file"], p["line"], p["key"]) for p in document["problems"]] == [
+        (str(path), 8, "job.learning_rate"),
+        (str(path), 9, "trian"),
+    ]
+    assert all(problem["message"] and problem["hint"] for problem in document["problems"])
+    path.write_text(CUSTOM.replace('"2x2"', '"2x3"'))
+    assert run(["check", str(path), "-o", "json"]) == 2
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert (problem["line"], problem["key"]) == (4, "slice.topology")
+
+
+def test_control_characters_of_a_recipe_never_reach_the_terminal(capsys, tmp_path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text(
+        '"\\u001b[31mred" = 1\n' + CUSTOM.replace('entrypoint = "ring:main"', 'command = ["a", "\\u001b[2J"]')
+    )
+    assert run(["check", str(path)]) == 2
+    assert run(["plan", str(path), "--set", "job.command=x"]) == 2
+    path.write_text(path.read_text().partition("\n")[2])
+    assert run(["plan", str(path)]) == 0
+    told = capsys.readouterr()
+    assert "\x1b" not in told.out + told.err
+    assert "\\x1b[31mred" in told.err
+    assert "\\x1b[2J" in told.out
+
+
+def test_recipe_in_a_directory_that_was_deleted_is_said_plainly(capsys, tmp_path, monkeypatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for verb in (["check"], ["plan"], ["train", "--dry-run"]):
+        assert run([*verb, SMOKE]) == 2
+        assert "the current directory has been deleted" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["infer", "serve"])
 def test_init_of_a_kind_that_is_not_built_says_so(kind, capsys) -> None:
     assert run(["init", kind]) == 2
@@ -99,11 +152,68 @@ def test_init_into_a_missing_folder_says_so(capsys, tmp_path) -> None:
     assert "can't be written" in capsys.readouterr().err
 
 
+CUSTOM = """\
+kind = "custom"
+[slice]
+accelerator = "v6e"
+topology = "2x2"
+[job]
+entrypoint = "ring:main"
+working_directory = "."
+"""
+
+
+@pytest.mark.parametrize(
+    "words", [["python train.py --name 'a b'"], ["python", "train.py", "--name", "a b"]], ids=["one word", "words"]
+)
+def test_run_with_a_command_runs_it_in_place_of_the_recipes(capsys, tmp_path, words) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text(CUSTOM)
+    assert run(["run", str(path), "--dry-run", "-o", "json", "--", *words]) == 0
+    work = json.loads(capsys.readouterr().out)["work"]
+    assert (work["command"], work["function"]) == (["python", "train.py", "--name", "a b"], None)
+
+
+def test_run_of_a_script_that_is_missing_says_so_before_a_cluster_is_looked_for(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.toml").write_text(CUSTOM)
+    assert run(["run", "r.toml", "--cluster", "http://localhost:1", "--", "python", "gone.py"]) == 2
+    assert "gone.py: the job refers to it" in capsys.readouterr().err
+
+
+def test_train_of_a_custom_recipe_names_the_right_verb(capsys, tmp_path) -> None:
+    (tmp_path / "r.toml").write_text(CUSTOM)
+    assert run(["train", str(tmp_path / "r.toml")]) == 2
+    assert "tpuctl run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("option", "value"), [("--wait", "soon"), ("--cluster", "ray://head:1")])
+def test_dry_run_refuses_an_option_that_would_be_refused_later(capsys, option, value) -> None:
+    assert run(["train", SMOKE, "--dry-run", option, value]) == 2
+    assert value in capsys.readouterr().err
+
+
 def test_slices_lists_both_machines_of_2x4(capsys) -> None:
     assert run(["slices", "tpu-v6e-slice", "-o", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)["slices"]
     assert {row["accelerator"] for row in rows} == {"v6e"}
     assert [(r["hosts"], r["chips_per_host"]) for r in rows if r["topology"] == "2x4"] == [(1, 8), (2, 4)]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("v6e-16", [("4x4", 4)]),
+        ("v6e-8", [("2x4", 8), ("2x4", 4)]),
+        ("v4-16", [("2x2x2", 4)]),
+        ("v6e-2x4", [("2x4", 8), ("2x4", 4)]),
+        ("ct6e-standard-8t", [("2x4", 8)]),
+    ],
+)
+def test_slices_of_one_slice_lists_that_one(capsys, name, found) -> None:
+    assert run(["slices", name, "-o", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["slices"]
+    assert [(row["topology"], row["chips_per_host"]) for row in rows] == found
 
 
 def test_slices_in_a_pipe_is_tab_separated_over_all_generations(capsys) -> None:

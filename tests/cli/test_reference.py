@@ -17,17 +17,18 @@ FLAGS = {
     "cluster ls": {"--output", "--quiet"},
     "cluster status": {"--cluster", "--output", "--quiet"},
     "cluster up": {"--accelerator", "--cpus", "--name", "--output", "--quiet", "--slices", "--topology"},
-    "init": set(),
+    "init": {"--output"},
     "jobs ls": {"--cluster", "--output", "--quiet"},
     "jobs show": {"--cluster", "--output"},
     "logs": {"--cluster", "--follow", "--host", "--output", "--tail"},
     "plan": {"--output", "--set"},
+    "run": {"--cluster", "--detach", "--dry-run", "--output", "--quiet", "--set", "--wait"},
     "schema": set(),
     "slices": {"--output"},
     "stop": {"--cluster", "--no-wait", "--output", "--quiet", "--wait"},
     "tokenizer train": {"--messages-column", "--output", "--quiet", "--text-column", "--vocab-size"},
     "train": {"--cluster", "--detach", "--dry-run", "--output", "--quiet", "--set", "--wait"},
-    "version": set(),
+    "version": {"--output"},
 }
 
 

@@ -1,4 +1,4 @@
-"""One set of simulated clusters for all e2e tests, started by the command itself and ended with the session."""
+"""One set of simulated clusters for all tests that use one, started by whoever is first, ended with the session."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from tests.e2e.command import Command
 
 
 @pytest.fixture(scope="session")
-def tpuctl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
-    root = tmp_path_factory.mktemp("e2e")
-    command = Command(state_dir=root / "state", cwd=root)
+def tpuctl(tmp_path_factory: pytest.TempPathFactory, state_dir: Path) -> Iterator[Command]:
+    command = Command(state_dir=state_dir, cwd=tmp_path_factory.mktemp("e2e"))
     yield command
     assert command("cluster", "down", "--all").code == 0
 

@@ -7,12 +7,12 @@ import types
 from dataclasses import replace
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from tpuctl.plan.schema import Plan
+from tpuctl.plan.schema import TrainingPlan
 
 
-def a_plan(*, name: str = "run", directory: str = "/runs/run", secrets: dict[str, str] | None = None) -> Plan:
+def a_plan(*, name: str = "run", directory: str = "/runs/run", secrets: dict[str, str] | None = None) -> TrainingPlan:
     """A valid plan of that run."""
-    plan: Plan = _sample(Plan)
+    plan: TrainingPlan = _sample(TrainingPlan)
     return replace(
         plan,
         kind="train",

@@ -13,9 +13,9 @@ from tpuctl.plan.schema import (
     JobPlan,
     MeshPlan,
     OptimPlan,
-    Plan,
     RunPlan,
     SlicePlan,
+    TrainingPlan,
     TrainPlan,
 )
 from tpuctl.train.batch import HostBatch
@@ -45,6 +45,20 @@ OPTIM = OptimPlan(
     clip_norm=1.0,
 )
 
+DATA = DataPlan(
+    uri="/nowhere",
+    eval_uri=None,
+    text_column="text",
+    chat=None,
+    tokenizer="bytes",
+    packing=True,
+    ragged="drop",
+    epochs=0,
+    shuffle=False,
+    seed=0,
+    readers_per_host=1,
+)
+
 TRAIN = TrainPlan(
     steps=20,
     global_batch=8,
@@ -63,10 +77,10 @@ TRAIN = TrainPlan(
 
 def make_plan(
     *, model: ModelSpec = SPEC, optim: OptimPlan = OPTIM, mesh: dict[str, int] | None = None, **train: object
-) -> Plan:
+) -> TrainingPlan:
     """A plan for training only: what other rooms read of it is made up."""
     axes = {"slice": 1, "data": 1, "fsdp": 1, "tensor": 1} | (mesh or {})
-    return Plan(
+    return TrainingPlan(
         kind="train",
         entrypoint="tpuctl.entrypoints.train",
         tpuctl_version="0",
@@ -74,19 +88,7 @@ def make_plan(
         slice=make_slice("v6e", "2x2", hosts=1, chips=4),
         mesh=MeshPlan(**axes),
         model=model,
-        data=DataPlan(
-            uri="/nowhere",
-            eval_uri=None,
-            text_column="text",
-            chat=None,
-            tokenizer="bytes",
-            packing=True,
-            ragged="drop",
-            epochs=0,
-            shuffle=False,
-            seed=0,
-            readers_per_host=1,
-        ),
+        data=DATA,
         optim=optim,
         train=replace(TRAIN, **train),
         checkpoint=CheckpointPlan(every=0, keep=1, resume="auto"),

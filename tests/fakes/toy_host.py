@@ -23,8 +23,9 @@ from tpuctl.errors import TpuctlError
 class Host:
     """What the test wants of this process.
 
-    ``stop_at``: asks to stop once that step is told. ``stall_before_save``: waits for a line on stdin before its
-    first save. ``hang_in_commit``: the background save of that step never ends. ``fail_in_commit``: it fails.
+    ``stop_at``: has ``reason`` to stop once that step is told. ``stall_before_save``: waits for a line on stdin
+    before its first save. ``hang_in_commit``: the background save of that step never ends. ``fail_in_commit``: it
+    fails. ``hang_at``: stands still for ever once it has told that step.
     """
 
     host: int
@@ -34,9 +35,12 @@ class Host:
     plan: dict[str, Any] = field(default_factory=dict)
     length: list[int] | None = None
     stop_at: int | None = None
+    reason: str = "REQUESTED"
     stall_before_save: bool = False
     hang_in_commit: int | None = None
     fail_in_commit: int | None = None
+    hang_at: int | None = None
+    watchdog_seconds: float = 600.0
     checkpoint_timeout_seconds: float = 60.0
 
 
@@ -59,6 +63,7 @@ def run(host: Host) -> None:
     from tests.fakes.toy_task import Run, toy_plan
     from tpuctl.runs.events import format_line
     from tpuctl.train import loop
+    from tpuctl.train.stopping import StopReason
 
     run = Run(
         toy_plan(Path(host.directory), **host.plan),
@@ -73,11 +78,19 @@ def run(host: Host) -> None:
             events.append(item)
             print(format_line(item), flush=True)
 
-    run.asked_to_stop_at = host.stop_at
+    run.asked_to_stop_at, run.reason_to_stop = host.stop_at, StopReason[host.reason]
     patch(host, run.task.checkpoints)
     import dataclasses
 
-    result = loop.run(dataclasses.replace(run.task, emit=Printed().append))
+    stop = run.task.stop
+
+    def hang() -> StopReason | None:
+        if host.hang_at is not None and run.told("step")[-1:] >= [host.hang_at]:
+            threading.Event().wait()
+        return stop()
+
+    task = dataclasses.replace(run.task, emit=Printed().append, stop=hang, watchdog_seconds=host.watchdog_seconds)
+    result = loop.run(task)
     print(f"result {result.step} {result.stopped}", flush=True)
 
 

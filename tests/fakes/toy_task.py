@@ -10,7 +10,7 @@ import jax
 
 from tests.fakes.tiny_training import SPEC, make_plan
 from tests.fakes.toy_training import SEQUENCE, VOCAB, WIDTH, Toy, ToyFeed, make_mesh, toy_program
-from tpuctl.plan.schema import CheckpointPlan, Plan
+from tpuctl.plan.schema import CheckpointPlan, TrainingPlan
 from tpuctl.runs.events import Event
 from tpuctl.train.checkpoint import Checkpoints
 from tpuctl.train.program import Program
@@ -21,7 +21,7 @@ from tpuctl.train.task import Task
 MODEL = dataclasses.replace(SPEC, name="toy", vocab_size=VOCAB, hidden_size=WIDTH)
 
 
-def toy_plan(directory: Path, **changes: Any) -> Plan:
+def toy_plan(directory: Path, **changes: Any) -> TrainingPlan:
     """A plan of 12 steps on one host with 4 devices; ``train__steps=20`` changes one field."""
     plan = make_plan(model=MODEL, mesh={"data": 4}, steps=12, sequence_length=SEQUENCE, dropout=0.1, remat="none")
     plan = dataclasses.replace(
@@ -41,7 +41,7 @@ class Run:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: TrainingPlan,
         *,
         toy: Toy | None = None,
         program: Program | None = None,
@@ -52,6 +52,7 @@ class Run:
     ) -> None:
         self.events: list[Event] = []
         self.asked_to_stop_at: int | None = None
+        self.reason_to_stop = StopReason.REQUESTED
         mesh = make_mesh(devices or jax.devices()[:4])
         rows = host_rows(plan.train.global_batch)
         self.task = Task(
@@ -80,7 +81,7 @@ class Run:
     def _stop(self) -> StopReason | None:
         done = max(self.told("step"), default=0)
         is_due = self.asked_to_stop_at is not None and done >= self.asked_to_stop_at
-        return StopReason.REQUESTED if is_due else None
+        return self.reason_to_stop if is_due else None
 
 
 def host_rows(global_batch: int) -> range:

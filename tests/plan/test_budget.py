@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -86,3 +87,13 @@ def test_resolve_of_a_plan_that_does_not_fit_says_need_have_and_what_to_turn(mak
     assert "does not fit" in caught.value.message
     assert "of 31.24 GiB" in caught.value.message
     assert [part for part in advice if part not in (caught.value.hint or "")] == []
+
+
+def test_hint_of_a_plan_that_does_not_fit_names_only_microbatches_a_recipe_may_have(make_plan) -> None:
+    with pytest.raises(RecipeError) as caught:
+        make_plan(*LLAMA, "slice.topology=2x2", f"train.global_batch={4 * 3**12}", "train.remat=full")
+    proposed = re.search(r"train\.microbatches = (\d+)", caught.value.hint or "")
+    assert proposed is not None
+    assert int(proposed[1]) == 3**10  # 65,536 is the most a key takes
+    with pytest.raises(RecipeError, match="does not fit"):  # and nothing else: the number itself is taken
+        make_plan(*LLAMA, "slice.topology=2x2", f"train.global_batch={4 * 3**12}", f"train.microbatches={proposed[1]}")

@@ -112,3 +112,9 @@ def test_resolve_of_two_slices_counts_both(make_plan) -> None:
     plan = make_plan("slice.slices=2", "slice.accelerator=v5p", "slice.topology=2x2x2", "train.global_batch=16")
     assert (plan.slice.hosts, plan.slice.total_hosts, plan.slice.total_devices) == (2, 4, 16)
     assert (plan.mesh.slice, plan.mesh.fsdp) == (2, 8)
+
+
+def test_resolve_with_bad_text_says_nothing_of_the_held_out_text_that_follows_from_it(make_plan) -> None:
+    with pytest.raises(RecipeError, match="unknown built-in text") as caught:
+        make_plan("data.uri=builtin:x", "data.eval_uri=none", "train.eval_every=1", "expect.max_eval_loss=3")
+    assert "problems" not in caught.value.message

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tpuctl.errors import ExitCode, RecipeError
+from tpuctl.errors import ExitCode, RecipeError, UsageError
 from tpuctl.recipe.load import load_recipe
-from tpuctl.recipe.schema import Recipe
+from tpuctl.recipe.schema import TrainingRecipe
 from tpuctl.recipe.settings import keys_of
+from tpuctl.recipe.values import parse_duration
 
-EVERY_KEY = list(keys_of(Recipe).values())
+EVERY_KEY = list(keys_of(TrainingRecipe).values())
 
 
 def refusal(load, text, overrides=()) -> RecipeError:
@@ -232,3 +233,25 @@ def test_load_recipe_never_shows_a_secret_in_an_error(load, good) -> None:
     assert "hf_secret" not in said(refusal(load, text))
     assert "hf_secret" not in said(refusal(load, good + '\n[job.secrets]\n"a-b" = "hf_secret"\nX = 12345678\n'))
     assert "12345678" not in said(refusal(load, good + "\n[job.secrets]\nX = 12345678\n"))
+
+
+@pytest.mark.parametrize("digits", [19, 400, 5000])
+@pytest.mark.parametrize(("table", "key"), [("train", "steps"), ("optim", "learning_rate"), ("job", "timeout")])
+def test_load_recipe_number_of_any_length_is_refused_at_its_line(load, good, table, key, digits) -> None:
+    line = f"{key} = {'9' * digits}"
+    text = in_table(good, table, line)
+    error = refusal(load, text)
+    assert error.where is not None
+    assert error.where.line == text.splitlines().index(line) + 1
+    assert len(error.message) < 300
+
+
+@pytest.mark.parametrize("digits", [400, 5000])
+def test_load_recipe_option_of_a_number_of_any_length_is_refused(load, good, digits) -> None:
+    assert "train.steps" in said(refusal(load, good, [f"train.steps={'9' * digits}"]))
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "soon", "1e9", f"{'9' * 400}d"])
+def test_parse_duration_of_an_option_out_of_range_is_refused(text) -> None:
+    with pytest.raises(UsageError, match="--wait: expected a duration"):
+        parse_duration(text, option="--wait")

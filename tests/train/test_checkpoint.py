@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.fakes.tiny_training import make_plan
 from tests.fakes.toy_training import BIG_INTEGER, Toy, ToyFeed, ToyState, make_mesh, toy_program
 from tpuctl.errors import CheckpointError
 from tpuctl.train.checkpoint import Checkpoints
 from tpuctl.train.program import Program
-from tpuctl.train.provenance import Provenance
+from tpuctl.train.provenance import Provenance, Written, check_model, from_record, provenance_of, to_record
 
 MODEL = Provenance(model={"num_layers": 2, "rope_theta": 10_000.0}, compute_dtype="bfloat16", job="job-1")
 
@@ -312,6 +314,19 @@ def test_restore_into_renamed_and_added_subtrees_names_both_sides_and_the_layout
     assert "missing from the checkpoint: params/ema" in refusal.value.message
     assert "missing from the checkpoint: params/embed;" in refusal.value.message
     assert "only in the checkpoint: params/embedding" in refusal.value.message
+
+
+def test_provenance_of_a_plan_survives_json_and_an_older_record_without_newer_fields() -> None:
+    plan = make_plan()
+    wanted = provenance_of(plan)
+    written = Written(layout=1, tpuctl_version="0", devices=1, provenance=wanted, key_types={}, eval_loss=None)
+    again = from_record(json.loads(json.dumps(to_record(written))), path="run/checkpoints/1")
+    check_model(again, wanted, path="run/checkpoints/1")
+    older = {name: value for name, value in wanted.model.items() if name not in ("local_layers", "experts", "rope")}
+    check_model(replace(again, provenance=replace(wanted, model=older)), wanted, path="run/checkpoints/1")
+    local = provenance_of(replace(plan, model=replace(plan.model, local_layers=(0, 2))))
+    with pytest.raises(CheckpointError, match=r"model.local_layers: \[\] in the checkpoint, \[0, 2\] in the plan"):
+        check_model(again, local, path="run/checkpoints/1")
 
 
 def test_restore_of_a_model_changed_without_changing_shapes_is_refused(

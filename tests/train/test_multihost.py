@@ -220,15 +220,16 @@ def test_two_hosts_resumed_as_one_go_on_in_the_same_stream(
     assert ours["cursor"].tolist() == theirs["cursor"].tolist()
 
 
-def test_stop_asked_for_on_one_host_ends_all_at_the_same_step(fleet: Fleet) -> None:
-    hosts = fleet.start(plan={"train__steps": 100_000, "checkpoint__every": 0}, per_host={1: {"stop_at": 0}})
+def test_notice_of_preemption_on_one_host_saves_and_ends_all_at_the_same_step_for_that_reason(fleet: Fleet) -> None:
+    plan = {"train__steps": 100_000, "checkpoint__every": 0}
+    hosts = fleet.start(plan=plan, per_host={1: {"stop_at": 0, "reason": "PREEMPTED"}})
 
     first, second = finished(hosts)
 
     [step] = first.told("stopped")
-    assert first.told("stopped", "reason") == ["asked for on another host"]
-    assert f"result {step} asked for on another host" in first.lines
-    assert f"result {step} stop requested" in second.lines
+    assert first.told("stopped", "reason") == ["host about to be preempted"]
+    assert f"result {step} host about to be preempted" in first.lines
+    assert f"result {step} host about to be preempted" in second.lines
     assert first.told("checkpoint", "kind") == ["stop"]
 
 
@@ -249,6 +250,17 @@ def test_host_missing_at_a_save_is_named_in_bounded_time(fleet: Fleet) -> None:
     assert first.end() == 1
     assert any("save of step 4: not all hosts came within 3 s: missing hosts 1" in line for line in first.lines)
     second.end()
+
+
+def test_hung_host_ends_the_attempt_on_all_with_a_reason(fleet: Fleet) -> None:
+    plan = {"train__steps": 100_000, "checkpoint__every": 0}
+    first, second = fleet.start(plan=plan, watchdog_seconds=4, per_host={0: {"hang_at": 2}})
+
+    assert (first.end(), second.end()) == (1, 1)
+    for number, host in enumerate((first, second)):
+        [reason] = host.told("failed", "reason")
+        assert f"host {number}: no step finished for 4 s after step" in reason
+    assert "Thread 0x" in first.log.read_text()
 
 
 def test_hosts_with_directories_of_their_own_are_refused_before_training(fleet: Fleet, tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def test_train_step_in_bfloat16_learns_and_keeps_f32_state(start):
 def test_train_step_gives_its_state_away(start):
     plan = make_plan()
     state, mesh = start(plan), mesh_of(plan)
-    make_train_step(plan, mesh)(state, make_global_batch(make_batch(), mesh, global_batch=8))
+    compiled_step(plan_dumps(plan))(state, make_global_batch(make_batch(), mesh, global_batch=8))
     assert state.params["head"].is_deleted()
 
 

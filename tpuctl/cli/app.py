@@ -16,7 +16,9 @@ from tpuctl.cli.check import check
 from tpuctl.cli.init import init
 from tpuctl.cli.jobs import jobs
 from tpuctl.cli.logs import logs
+from tpuctl.cli.options import Output, OutputOption
 from tpuctl.cli.plan import plan
+from tpuctl.cli.run import run as run_recipe
 from tpuctl.cli.schema import schema
 from tpuctl.cli.slices import slices
 from tpuctl.cli.stop import stop
@@ -38,14 +40,17 @@ def tpuctl() -> None:
 
 
 @app.command()
-def version() -> None:
+def version(output: OutputOption = Output.text) -> None:
     """Print the version."""
     from tpuctl import __version__
 
-    console.out(__version__)
+    if output is Output.json:
+        console.print_json({"schema": "tpuctl.version/1", "version": __version__})
+    else:
+        console.out(__version__)
 
 
-for _verb in (train, plan, check, init, schema, slices, logs, stop):
+for _verb in (train, run_recipe, plan, check, init, schema, slices, logs, stop):
     app.command()(_verb)
 app.add_typer(jobs, name="jobs")
 app.add_typer(cluster.app, name="cluster")

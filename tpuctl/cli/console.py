@@ -11,10 +11,13 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpuctl.errors import TpuctlError
+from tpuctl.errors import RecipeError, TpuctlError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+_PLACE = ("file", "line", "key")
 
 
 class ReaderLeftError(Exception):
@@ -32,7 +35,7 @@ def out(text: str) -> None:
 
 def say(text: str) -> None:
     """Write one line of talk to stderr."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(printable(text) + "\n")
     sys.stderr.flush()
 
 
@@ -55,17 +58,18 @@ def stderr_console() -> Console:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Write a table to stdout: drawn on a terminal, tab-separated with a header in a pipe."""
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
     if not sys.stdout.isatty():
-        for row in [columns, *rows]:
-            out("\t".join(str(cell) for cell in row))
+        for row in [columns, *cells]:
+            out("\t".join(row))
         return
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     drawn = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
-    for row in rows:
-        drawn.add_row(*(str(cell) for cell in row))
+    for row in cells:
+        drawn.add_row(*row)
     Console(highlight=False, markup=False).print(drawn)
 
 
@@ -78,8 +82,8 @@ def say_error(error: TpuctlError) -> None:
 
 
 def error_document(error: TpuctlError) -> dict[str, Any]:
-    """The same error for ``-o json``."""
-    return {
+    """The same error for ``-o json``; of a recipe, every problem by itself."""
+    document: dict[str, Any] = {
         "schema": "tpuctl.error/1",
         "error": type(error).__name__,
         "message": error.message,
@@ -87,3 +91,17 @@ def error_document(error: TpuctlError) -> dict[str, Any]:
         "where": str(error.where) if error.where else None,
         "exit_code": int(error.exit_code),
     }
+    if isinstance(error, RecipeError):
+        document["problems"] = [_problem(part) for part in error.parts or (error,)]
+    return document
+
+
+def printable(text: str) -> str:
+    """The text with its control characters spelled out: what a file or a job says must not steer the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def _problem(error: RecipeError) -> dict[str, Any]:
+    where = error.where
+    place = {"file": where.file, "line": where.line, "key": where.key} if where else dict.fromkeys(_PLACE)
+    return {**place, "message": error.message, "hint": error.hint}

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tpuctl.cli import console
+from tpuctl.cli.options import Output, OutputOption
 from tpuctl.errors import UsageError
 
 
@@ -16,11 +17,9 @@ class RecipeKind(StrEnum):
     """What a recipe can run."""
 
     train = "train"
+    custom = "custom"
     infer = "infer"
     serve = "serve"
-
-
-_AVAILABLE = (RecipeKind.train,)
 
 
 def init(
@@ -28,18 +27,25 @@ def init(
     path: Annotated[
         Path | None, typer.Argument(metavar="[FILE]", help="Where to write it; stdout if left out.", show_default=False)
     ] = None,
+    output: OutputOption = Output.text,
 ) -> None:
     """Write a recipe with every key explained. Never overwrites a file."""
     from tpuctl.recipe.reference import commented_recipe
+    from tpuctl.recipe.schema import RECIPES
 
-    if kind not in _AVAILABLE:
-        raise UsageError(f"{kind} recipes are not available yet", hint=f"available: {', '.join(_AVAILABLE)}")
-    text = commented_recipe(kind)
-    if path is None or str(path) == "-":
+    if kind.value not in RECIPES:
+        raise UsageError(f"{kind} recipes are not available yet", hint=f"available: {', '.join(RECIPES)}")
+    text = commented_recipe(kind.value)
+    to_stdout = path is None or str(path) == "-"
+    if path is not None and not to_stdout:
+        _write_new(path, text)
+    if output is Output.json:
+        document = {"kind": kind.value, "file": None if to_stdout else str(path), "recipe": text}
+        console.print_json({"schema": "tpuctl.init/1", **document})
+    elif to_stdout:
         console.out(text.rstrip("\n"))
-        return
-    _write_new(path, text)
-    console.say(f"wrote {path}; next: tpuctl check {path}")
+    if not to_stdout:
+        console.say(f"wrote {path}; next: tpuctl check {path}")
 
 
 def _write_new(path: Path, text: str) -> None:

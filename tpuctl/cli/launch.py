@@ -24,7 +24,7 @@ class Launching:
     """One launch: the plan, where it should go, and how it is watched.
 
     ``output`` is ``text``, ``json`` or ``ids``. ``again`` is the command line that resumes this run, ``further`` the
-    one that trains on from its end.
+    one that trains on from its end, where there is such a thing.
     """
 
     plan: Plan
@@ -34,7 +34,7 @@ class Launching:
     detach: bool
     output: str
     again: str
-    further: str
+    further: str | None
 
 
 def launch_and_follow(launching: Launching) -> ExitCode:
@@ -48,16 +48,22 @@ def launch_and_follow(launching: Launching) -> ExitCode:
     from tpuctl.plan.places import check_shared_storage
     from tpuctl.submit.follow import FollowOptions
     from tpuctl.submit.launch import LaunchOptions, launch
+    from tpuctl.submit.package import job_package
     from tpuctl.submit.ray_jobs import RayJobs
+    from tpuctl.submit.working_directory import working_files
 
     plan = launching.plan
     for note in plan.notes:
         console.say(f"note: {note}")
+    # Before a cluster is looked for, let alone started: files that don't fit won't fit there either.
+    package = job_package(plan, working_files=working_files(plan))
     with reach_for(plan, flag=launching.flag, recipe_address=launching.recipe_address) as reached:
         check_shared_storage(plan, simulated=reached.simulated)
         jobs = RayJobs(reached.connection)
         starting = LaunchOptions(
-            notice=console.say, before_start=lambda: wait_for_slice(reached, plan, seconds=launching.wait_seconds)
+            package=package,
+            notice=console.say,
+            before_start=lambda: wait_for_slice(reached, plan, seconds=launching.wait_seconds),
         )
         started = launch(jobs, plan, options=starting)
         _say_started(started.submission_id, attached=started.attached, launching=launching)
@@ -110,7 +116,8 @@ def _say_ending(code: ExitCode, last: dict[str, Event], launching: Launching) ->
     if code is ExitCode.DONE and "done" in last:
         for line in summary(last["done"], last.get("baselines")):
             console.say(line)
-        console.say(f"go on          {launching.further}")
+        if launching.further:
+            console.say(f"go on          {launching.further}")
         return
     if hint := last.get("failed", {}).get("hint"):
         console.say(f"  hint: {hint}")

@@ -25,6 +25,12 @@ SetOption = Annotated[
     ),
 ]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="What stdout carries.")]
+DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and leave it running.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop, as `tpuctl plan` does.")]
+WaitOption = Annotated[
+    str | None,
+    typer.Option("--wait", metavar="TIME", help="Wait so long for a free slice: 2h, 30m, 90.", show_default=False),
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print ids only.")]
 ClusterOption = Annotated[
     str | None,

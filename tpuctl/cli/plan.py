@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tpuctl.cli import console
 from tpuctl.cli.options import Output, OutputOption, RecipeArgument, SetOption
+from tpuctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from tpuctl.plan.schema import Plan
+    from tpuctl.plan.schema import Plan, TrainingPlan, WorkPlan
 
 
 def plan(recipe: RecipeArgument, set_: SetOption = None, output: OutputOption = Output.text) -> None:
     """Show what a recipe amounts to: every default filled in, the memory it takes, what was chosen for you."""
+    show(resolve_recipe(recipe, set_ or ()), output)
+
+
+def show(plan: Plan, output: Output) -> None:
+    """Print a plan, its secrets masked."""
     from tpuctl.plan.environment import masked
     from tpuctl.plan.schema import plan_to_json
 
-    decided = masked(resolve_recipe(recipe, set_ or ()))
+    decided = masked(plan)
     if output is Output.json:
         console.print_json(plan_to_json(decided))
     else:
-        console.out(describe(decided))
+        console.out(console.printable(describe(decided)))
 
 
 def resolve_recipe(recipe: Path, overrides: Sequence[str]) -> Plan:
@@ -31,14 +38,46 @@ def resolve_recipe(recipe: Path, overrides: Sequence[str]) -> Plan:
     from tpuctl.plan.resolve import resolve
     from tpuctl.recipe.load import load_recipe
 
-    return resolve(load_recipe(recipe, overrides=overrides), environ=os.environ, cwd=Path.cwd())
+    return resolve(load_recipe(recipe, overrides=overrides), environ=os.environ, cwd=current_directory())
+
+
+def current_directory() -> Path:
+    """Where relative paths of a recipe start.
+
+    Raises:
+        UsageError: it has been deleted.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the current directory has been deleted", hint="cd to one that exists") from None
 
 
 def describe(plan: Plan) -> str:
     """A masked plan for people, one line per part."""
-    lines = [
-        ("run", f"{plan.run.name} in {plan.run.directory}, resume {plan.checkpoint.resume}"),
-        ("slice", _slice(plan)),
+    from tpuctl.plan.schema import CustomPlan, TrainingPlan
+
+    lines = [("run", f"{plan.run.name} in {plan.run.directory}"), ("slice", _slice(plan))]
+    if isinstance(plan, TrainingPlan):
+        lines += _training(plan)
+    if isinstance(plan, CustomPlan):
+        lines += _custom(plan.work)
+    lines.append(("job", _job(plan)))
+    if isinstance(plan, TrainingPlan):
+        lines.append(("memory", _memory(plan)))
+    lines += [("note", note) for note in plan.notes]
+    return "\n".join(f"{name:<10}  {text}" for name, text in lines)
+
+
+def _custom(work: WorkPlan) -> list[tuple[str, str]]:
+    runs = f"{work.function}(plan)" if work.function else shlex.join(work.command)
+    without = f", without {' '.join(work.exclude)}" if work.exclude else ""
+    files = f"{work.directory}{without}" if work.directory else "none of yours"
+    return [("runs", f"{runs}, on every host"), ("files", files)]
+
+
+def _training(plan: TrainingPlan) -> list[tuple[str, str]]:
+    return [
         (
             "mesh",
             f"slice {plan.mesh.slice} · data {plan.mesh.data} · fsdp {plan.mesh.fsdp} · tensor {plan.mesh.tensor}",
@@ -48,11 +87,7 @@ def describe(plan: Plan) -> str:
         ("train", _train(plan)),
         ("optim", _optim(plan)),
         ("checkpoint", _checkpoint(plan)),
-        ("job", _job(plan)),
-        ("memory", _memory(plan)),
-        *(("note", note) for note in plan.notes),
     ]
-    return "\n".join(f"{name:<10}  {text}" for name, text in lines)
 
 
 def _slice(plan: Plan) -> str:
@@ -65,14 +100,14 @@ def _slice(plan: Plan) -> str:
     return f"{count}{shape}: {hosts}{' each' * several}, {slices.total_devices} devices"
 
 
-def _model(plan: Plan) -> str:
+def _model(plan: TrainingPlan) -> str:
     model = plan.model
     heads = f"{model.num_heads}/{model.num_kv_heads} heads × {model.head_dim}"
     sizes = f"hidden {model.hidden_size}, {model.num_layers} layers, {heads}, mlp {model.mlp_size}"
     return f"{model.name}: {plan.budget.parameters:,} parameters; {sizes}, vocabulary {model.vocab_size}"
 
 
-def _data(plan: Plan) -> str:
+def _data(plan: TrainingPlan) -> str:
     data = plan.data
     held_out = f"held out {data.eval_uri}" if data.eval_uri else "nothing held out"
     packed = "packed" if data.packing else "one document a row"
@@ -81,7 +116,7 @@ def _data(plan: Plan) -> str:
     return f"{data.uri} ({held_out}); tokenizer {data.tokenizer}; {packed}, {order}, {epochs}"
 
 
-def _train(plan: Plan) -> str:
+def _train(plan: TrainingPlan) -> str:
     train = plan.train
     tokens = train.steps * train.global_batch * train.sequence_length
     size = f"{train.steps} steps × {train.global_batch} sequences × {train.sequence_length} tokens = {tokens:,} tokens"
@@ -90,7 +125,7 @@ def _train(plan: Plan) -> str:
     return f"{size}{parts}; {train.compute_dtype}, remat {train.remat}" + (f"; {evaluation}" * bool(plan.data.eval_uri))
 
 
-def _optim(plan: Plan) -> str:
+def _optim(plan: TrainingPlan) -> str:
     optim = plan.optim
     schedule = f"{optim.schedule}, warm-up {optim.warmup_steps}"
     if optim.decay_steps:
@@ -99,9 +134,9 @@ def _optim(plan: Plan) -> str:
     return f"AdamW, learning rate {optim.learning_rate:g} ({schedule}); weight decay {optim.weight_decay:g}; {clip}"
 
 
-def _checkpoint(plan: Plan) -> str:
+def _checkpoint(plan: TrainingPlan) -> str:
     every = f"every {plan.checkpoint.every} steps and at the end" if plan.checkpoint.every else "at the end"
-    return f"{every}, newest {plan.checkpoint.keep} kept"
+    return f"{every}, newest {plan.checkpoint.keep} kept, resume {plan.checkpoint.resume}"
 
 
 def _job(plan: Plan) -> str:
@@ -112,7 +147,7 @@ def _job(plan: Plan) -> str:
     return "; ".join([limit, f"{job.max_failures} restarts", *extras])
 
 
-def _memory(plan: Plan) -> str:
+def _memory(plan: TrainingPlan) -> str:
     from tpuctl.plan.budget import gib
 
     budget = plan.budget

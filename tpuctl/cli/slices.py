@@ -10,14 +10,15 @@ from tpuctl.cli import console
 from tpuctl.cli.options import Output, OutputOption
 
 if TYPE_CHECKING:
-    from tpuctl.topology import SliceShape
+    from tpuctl.topology import AcceleratorName, SliceShape
 
 _COLUMNS = ("ACCELERATOR", "TOPOLOGY", "CHIPS", "HOSTS", "CHIPS/HOST", "MACHINE", "POD TYPE", "DEVICES", "HBM/DEVICE")
 
 
 def slices(
     generation: Annotated[
-        str | None, typer.Argument(help="A TPU generation in any spelling; all if left out.", show_default=False)
+        str | None,
+        typer.Argument(help="A TPU generation or slice in any spelling; all if left out.", show_default=False),
     ] = None,
     output: OutputOption = Output.text,
 ) -> None:
@@ -32,8 +33,20 @@ def slices(
 def _shapes(name: str | None) -> list[SliceShape]:
     from tpuctl.topology import generations, parse_accelerator, shapes
 
-    chosen = generations() if name is None else (parse_accelerator(name).generation,)
-    return [shape for generation in chosen for shape in shapes(generation)]
+    if name is None:
+        return [shape for generation in generations() for shape in shapes(generation)]
+    said = parse_accelerator(name)
+    return [shape for shape in shapes(said.generation) if _is_meant(shape, said)]
+
+
+def _is_meant(shape: SliceShape, said: AcceleratorName) -> bool:
+    """Whether a shape is what a name says: a size, a topology or a machine narrow the generation down."""
+    wanted = [
+        (said.chips, shape.chips),
+        (said.topology, shape.topology),
+        (said.machine and said.machine.name, shape.machine),
+    ]
+    return all(asked is None or asked == found for asked, found in wanted)
 
 
 def _row(shape: SliceShape) -> tuple[object, ...]:

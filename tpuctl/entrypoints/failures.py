@@ -1,7 +1,8 @@
 """What to do when workers fail, and what to say: a restart where one may help, one reason where it can't.
 
 Ray Train retries every failure alike. An error we raised ourselves with a reason (the data, a loss that is no
-number, a checkpoint of another model) comes again at the next try, so it ends the run at once.
+number, a checkpoint of another model) comes again at the next try, so it ends the run at once. A host that is taken
+away is nobody's failure: the run goes on from the checkpoint made on the notice, and its budget is left as it was.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError, Wo
 
 from tpuctl.entrypoints.emit import emit
 from tpuctl.errors import CapacityError, JobFailedError, TpuctlError
+from tpuctl.train.stopping import PreemptedError
 
 
 class ReasonedFailurePolicy(DefaultFailurePolicy):
@@ -28,6 +30,11 @@ class ReasonedFailurePolicy(DefaultFailurePolicy):
 
     def make_decision(self, training_failed_error: TrainingFailedError) -> FailureDecision:
         """Raise or retry; says which on the terminal."""
+        preempted = preemption_of(training_failed_error)
+        if preempted is not None:
+            self._restarts += 1
+            emit("note", text=f"{preempted.message}; restart {self._restarts} from there, not counted as a failure")
+            return FailureDecision.RETRY
         if known_error(training_failed_error) is not None:
             return FailureDecision.RAISE
         decision: FailureDecision = super().make_decision(training_failed_error)
@@ -57,18 +64,24 @@ def explain(error: TrainingFailedError, *, start_timeout_seconds: float) -> Tpuc
     return JobFailedError(first_words(error))
 
 
+def preemption_of(error: TrainingFailedError) -> PreemptedError | None:
+    """The notice behind a failure, if any worker left on one; what the others then died of is its doing."""
+    return next((cause for cause in _causes(error) if isinstance(cause, PreemptedError)), None)
+
+
 def known_error(error: TrainingFailedError) -> TpuctlError | None:
     """The error of ours behind a failure of Ray Train, that of the lowest rank that has one."""
+    return next((cause for cause in _causes(error) if isinstance(cause, TpuctlError)), None)
+
+
+def _causes(error: TrainingFailedError) -> list[BaseException]:
+    """What the workers died of, by rank, or the controller."""
     causes: list[BaseException] = []
     if isinstance(error, WorkerGroupError):
         causes = [error.worker_failures[rank] for rank in sorted(error.worker_failures)]
     elif isinstance(error, ControllerError):
         causes = [error.controller_failure]
-    for cause in causes:
-        inner = _innermost(cause)
-        if isinstance(inner, TpuctlError):
-            return inner
-    return None
+    return [_innermost(cause) for cause in causes]
 
 
 def first_words(error: TrainingFailedError) -> str:

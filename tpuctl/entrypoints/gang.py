@@ -19,6 +19,7 @@ from ray.train.v2.jax import JaxConfig
 from ray.util.tpu import get_tpu_coordinator_env_vars
 
 from tpuctl.entrypoints.emit import emit
+from tpuctl.entrypoints.preemption import heed_sigterm, heed_sigterm_no_more
 from tpuctl.errors import ClusterError
 
 SHUTDOWN_TIMEOUT_SECONDS = 30
@@ -35,10 +36,15 @@ class Seat:
 
 @dataclass
 class GangConfig(JaxConfig):
-    """The gang a plan asks for. ``hosts`` is per slice."""
+    """The gang a plan asks for. ``hosts`` is per slice.
+
+    With ``joins`` the workers themselves form the JAX cluster. Without, what they start does, and finds in its
+    environment how; the workers then keep their hands off JAX and the chips.
+    """
 
     slices: int = 1
     hosts: int = 1
+    joins: bool = True
     join_timeout_seconds: float = 600.0
 
     @property
@@ -61,9 +67,10 @@ class GangBackend(Backend):
         ranks = deal_ranks(seats, slices=backend_config.slices, hosts=backend_config.hosts)
         emit("phase", phase="reserved", detail=", ".join(sorted({seat.slice_name for seat in seats})))
         address, port = worker_group.execute_single(ranks.index(0), _coordinator_address)
+        take_part = join if backend_config.joins else point_the_way
         calls = {
             worker_group.execute_single_async(
-                index, join, _Joining.of(rank, len(ranks), address, port, backend_config)
+                index, take_part, _Joining.of(rank, len(ranks), address, port, backend_config)
             ): rank
             for index, rank in enumerate(ranks)
         }
@@ -71,6 +78,9 @@ class GangBackend(Backend):
 
     def on_shutdown(self, worker_group: BaseWorkerGroup, backend_config: BackendConfig) -> None:
         """Leave the ``jax.distributed`` cluster; a host that is gone already must not fail a job that is done."""
+        assert isinstance(backend_config, GangConfig)
+        if not backend_config.joins:
+            return
         refs: list[Any] = worker_group.execute_async(leave)
         ray.wait(refs, num_returns=len(refs), timeout=SHUTDOWN_TIMEOUT_SECONDS)
 
@@ -137,18 +147,31 @@ def join(joining: _Joining) -> None:
     os.environ.update(joining.slice_environment)
     import jax
 
-    if joining.processes == 1:
-        return
-    jax.distributed.initialize(
-        joining.coordinator,
-        joining.processes,
-        joining.rank,
-        initialization_timeout=int(joining.timeout_seconds),
+    if joining.processes > 1:
+        jax.distributed.initialize(
+            joining.coordinator,
+            joining.processes,
+            joining.rank,
+            initialization_timeout=int(joining.timeout_seconds),
+        )
+    # Afterwards: joining hands the signal to JAX's own preemption service, which our loop does not ask.
+    heed_sigterm()
+
+
+def point_the_way(joining: _Joining) -> None:
+    """Put into this worker's environment what a process it starts needs in order to join the others itself."""
+    os.environ.setdefault("JAX_PLATFORMS", "tpu")
+    os.environ.update(joining.slice_environment)
+    os.environ.update(
+        JAX_COORDINATOR_ADDRESS=joining.coordinator,
+        JAX_NUM_PROCESSES=str(joining.processes),
+        JAX_PROCESS_ID=str(joining.rank),
     )
 
 
 def leave() -> None:
     """Leave the cluster that ``join`` entered."""
+    heed_sigterm_no_more()
     import jax
 
     if not jax.distributed.is_initialized():

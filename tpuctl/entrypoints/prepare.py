@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpuctl.entrypoints.corpus import dataset_uris
-from tpuctl.plan.schema import Plan
+from tpuctl.plan.schema import TrainingPlan
 from tpuctl.text import Tokenizer, load_tokenizer
 from tpuctl.train.data.columns import Columns
 from tpuctl.train.data.corpus import open_corpus
@@ -33,7 +33,7 @@ class Text:
         return load_tokenizer(ref.name, directory=Path(ref.directory), vocab_size=ref.vocab_size)
 
 
-def prepare(plan: Plan) -> Text:
+def prepare(plan: TrainingPlan) -> Text:
     """The text of a plan.
 
     Raises:

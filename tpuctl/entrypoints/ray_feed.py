@@ -28,9 +28,8 @@ from ray.data.block import BlockMetadata
 from tpuctl.errors import TpuctlError
 from tpuctl.train.batch import HostBatch
 from tpuctl.train.data.documents import FAULTS
-from tpuctl.train.data.feed import Batches, no_held_out
+from tpuctl.train.data.feed import Batches, StreamFeed
 from tpuctl.train.data.prefetch import Prefetched
-from tpuctl.train.data.replay import Replay
 from tpuctl.train.data.stream import Piece, Stream, read_stream
 
 # Blocks about this large keep Ray's cost per block small against that of making one.
@@ -40,33 +39,22 @@ _BLOCKS_AHEAD = 6
 _ROUND_SECONDS = 0.02
 
 
-class RayFeed:
-    """A ``BatchFeed`` of ``readers`` Ray Datasets side by side. To be made in a Ray Train worker, or in any driver.
+class RayFeed(StreamFeed):
+    """A feed of ``readers`` Ray Datasets side by side, each with a share of the rows.
 
-    ``rows`` are the numbers of the global batch's rows that this host holds; each reader has a share of them.
+    To be made in a Ray Train worker, or in any driver.
     """
 
     def __init__(self, train: Stream, *, held_out: Stream | None, rows: Sequence[int], readers: int) -> None:
+        super().__init__(train, held_out=held_out, rows=rows)
         # Ray Data tells of every start and end, and dumps its metrics each second; errors reach us as exceptions.
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-        self._train = train
-        self._rows = tuple(rows)
-        self._readers = max(1, min(readers, len(self._rows)))
-        self._held_out = None if held_out is None else Replay(partial(self._read, held_out), rows=len(self._rows))
+        self._readers = max(1, min(readers, len(self.rows)))
 
-    def train(self, cursor: Int32[np.ndarray, "rows 4"]) -> Batches:
-        """This host's rows from ``cursor`` on; see ``BatchFeed``. The readers start at once, so call it early."""
-        return self._read(self._train, cursor)
-
-    def evaluate(self) -> Generator[HostBatch]:
-        """This host's rows of the held-out text; see ``BatchFeed``."""
-        if self._held_out is None:
-            raise no_held_out()
-        return self._held_out.batches()
-
-    def _read(self, stream: Stream, cursor: Int32[np.ndarray, "rows 4"]) -> Batches:
-        shares = np.array_split(np.arange(len(self._rows)), self._readers)
-        readers = [LaneReader(stream, lanes=[self._rows[i] for i in share], cursor=cursor[share]) for share in shares]
+    def read(self, stream: Stream, cursor: Int32[np.ndarray, "rows 4"]) -> Batches:
+        """This host's rows of a stream, from all readers."""
+        shares = np.array_split(np.arange(len(self.rows)), self._readers)
+        readers = [LaneReader(stream, lanes=[self.rows[i] for i in share], cursor=cursor[share]) for share in shares]
         return Batches([Prefetched(pieces(reader), depth=2) for reader in readers], uri=stream.corpus.uri)
 
 

@@ -6,44 +6,28 @@ whatever happens into one reason and an exit code.
 
 from __future__ import annotations
 
-import os
-import time
-from typing import cast
-
-import ray
-from ray.train.v2.api.exceptions import TrainingFailedError
-from ray.train.v2.api.result import Result
-
 from tpuctl import __version__
 from tpuctl.entrypoints.attempt import HeldRun, Identity
 from tpuctl.entrypoints.corpus import PYTHON_STDLIB
-from tpuctl.entrypoints.deadline import Deadline
+from tpuctl.entrypoints.driver import begin, bounded
 from tpuctl.entrypoints.emit import emit
-from tpuctl.entrypoints.failures import explain
 from tpuctl.entrypoints.prepare import Text, prepare
-from tpuctl.entrypoints.stopping import forward_sigterm
 from tpuctl.entrypoints.train_host import HostConfig, HostResult, train_host
-from tpuctl.entrypoints.trainer import make_trainer
+from tpuctl.entrypoints.trainer import HostWork, run_on_hosts
 from tpuctl.errors import ExpectationError
-from tpuctl.plan.schema import ExpectPlan, Plan
-from tpuctl.storage import join
+from tpuctl.plan.schema import ExpectPlan, TrainingPlan
 from tpuctl.train.baselines import baselines
 
 
-def main(plan: Plan) -> int:
+def main(plan: TrainingPlan) -> int:
     """Run one attempt of a training run; the job's exit code.
 
     Raises:
         TpuctlError: The run failed for a reason we can name.
     """
-    started = time.monotonic()
-    os.environ.update(plan.job.env | plan.job.secrets)
-    ray.init(log_to_driver=True)
-    emit("phase", phase="driver", seconds=time.monotonic() - started)
-    identity = Identity.from_environ(os.environ)
+    identity = begin(plan)
     with HeldRun(plan, identity, version=__version__) as run:
-        forward_sigterm(identity.submission_id)
-        with Deadline(plan.job, identity.submission_id):
+        with bounded(plan, identity):
             text = prepare(plan)
             result = _train(plan, text, identity)
         run.ended("stopped" if result.stopped else "succeeded")
@@ -74,7 +58,7 @@ def check_expectations(expect: ExpectPlan, result: HostResult) -> None:
         raise ExpectationError("[expect] missed: " + "; ".join(missed))
 
 
-def _tell_baselines(plan: Plan, text: Text) -> None:
+def _tell_baselines(plan: TrainingPlan, text: Text) -> None:
     """What gzip, xz and a trigram model make of the same text.
 
     Only of the built-in one, since a dataset of the user's own may be any size, and only where the run reads all of it.
@@ -85,18 +69,8 @@ def _tell_baselines(plan: Plan, text: Text) -> None:
     emit("baselines", rows=[{"name": row.name, "bits_per_byte": row.bits_per_byte} for row in found])
 
 
-def _train(plan: Plan, text: Text, identity: Identity) -> HostResult:
-    simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
-    trainer = make_trainer(
-        plan,
-        train_host,
-        config=HostConfig(plan=plan, text=text, job=identity.submission_id).to_ray(),
-        storage=join(plan.run.directory, "ray", str(identity.attempt)),
-        simulated=simulated,
-    )
-    try:
-        value = cast(Result, trainer.fit()).return_value
-    except TrainingFailedError as error:
-        raise explain(error, start_timeout_seconds=plan.job.start_timeout_seconds) from error
+def _train(plan: TrainingPlan, text: Text, identity: Identity) -> HostResult:
+    config = HostConfig(plan=plan, text=text, job=identity.submission_id).to_ray()
+    value = run_on_hosts(plan, HostWork(run=train_host, config=config), attempt=identity.attempt)
     assert isinstance(value, HostResult), "train_host returns one"
     return value

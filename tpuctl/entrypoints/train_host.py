@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from tpuctl.entrypoints.emit import emit_event, warnings_as_notes
+from tpuctl.entrypoints.preemption import noticed
 from tpuctl.entrypoints.prepare import Text
 from tpuctl.entrypoints.stopping import StopWatch
-from tpuctl.plan.schema import Plan, plan_from_json, plan_to_json
+from tpuctl.plan.schema import TrainingPlan, plan_from_json, plan_to_json
 from tpuctl.runs.events import Event
 from tpuctl.runs.record import MetricsWriter
 from tpuctl.storage import join
 
 if TYPE_CHECKING:
+    from tpuctl.train.stopping import StopPoll, StopReason
     from tpuctl.train.task import Result, Task
 
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 class HostConfig:
     """What the driver gives every host."""
 
-    plan: Plan
+    plan: TrainingPlan
     text: Text
     job: str
 
@@ -34,7 +36,9 @@ class HostConfig:
     @classmethod
     def from_ray(cls, config: dict[str, Any]) -> Self:
         """The config a worker was given."""
-        return cls(plan=plan_from_json(config["plan"]), text=config["text"], job=config["job"])
+        plan = plan_from_json(config["plan"])
+        assert isinstance(plan, TrainingPlan), "the driver of a training run sends one"
+        return cls(plan=plan, text=config["text"], job=config["job"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +55,7 @@ def train_host(config: dict[str, Any]) -> HostResult:
     """Train this host's share of the run to its end.
 
     Raises:
+        PreemptedError: A host is about to be taken away, and all have saved and left.
         TpuctlError: As ``train.loop.run`` does, or the devices are not the plan's.
     """
     given = HostConfig.from_ray(config)
@@ -67,18 +72,25 @@ def train_host(config: dict[str, Any]) -> HostResult:
     verify_devices(given.plan, simulated=simulated)
     watch = StopWatch(given.job)
     try:
-        return _result(run(_task(given, watch, simulated=simulated)))
+        return _result(run(_task(given, lambda: _reason_to_stop(watch), simulated=simulated)))
     finally:
         watch.close()
 
 
-def _task(given: HostConfig, watch: StopWatch, *, simulated: bool) -> Task:
+def _reason_to_stop(watch: StopWatch) -> StopReason | None:
+    from tpuctl.train.stopping import StopReason
+
+    if watch.asked():
+        return StopReason.REQUESTED
+    return StopReason.PREEMPTED if noticed() else None
+
+
+def _task(given: HostConfig, stop: StopPoll, *, simulated: bool) -> Task:
     from tpuctl.entrypoints.ray_feed import RayFeed
     from tpuctl.mesh import create_mesh, host_rows
     from tpuctl.train.checkpoint import Checkpoints
     from tpuctl.train.program import program_for
     from tpuctl.train.provenance import provenance_of
-    from tpuctl.train.stopping import StopReason
     from tpuctl.train.task import Task
 
     plan, text = given.plan, given.text
@@ -97,7 +109,7 @@ def _task(given: HostConfig, watch: StopWatch, *, simulated: bool) -> Task:
             join(plan.run.directory, "checkpoints"), provenance=provenance, keep=plan.checkpoint.keep
         ),
         emit=Recorder(plan.run.directory).take,
-        stop=lambda: StopReason.REQUESTED if watch.asked() else None,
+        stop=stop,
         simulated=simulated,
     )
 
@@ -128,6 +140,10 @@ class Recorder:
 
 
 def _result(found: Result) -> HostResult:
+    from tpuctl.train.stopping import PreemptedError, StopReason
+
+    if found.stopped is StopReason.PREEMPTED:
+        raise PreemptedError(step=found.step)
     evaluation = found.evaluation
     return HostResult(
         step=found.step,

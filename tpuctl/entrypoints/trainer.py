@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
@@ -16,11 +17,14 @@ from ray.train.v2._internal.execution.context import TrainRunContext
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from ray.train.v2.api.callback import RayTrainCallback
 from ray.train.v2.api.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+from ray.train.v2.api.exceptions import TrainingFailedError
+from ray.train.v2.api.result import Result
 from ray.train.v2.jax import JaxTrainer
 
-from tpuctl.entrypoints.failures import ReasonedFailurePolicy
+from tpuctl.entrypoints.failures import ReasonedFailurePolicy, explain
 from tpuctl.entrypoints.gang import GangConfig
 from tpuctl.plan.schema import Plan
+from tpuctl.storage import join
 
 _ENVIRONMENT = {
     # Prints are ours and reach the log once; Ray's patch would write them a second time.
@@ -33,10 +37,32 @@ _ENVIRONMENT = {
 }
 
 
-def make_trainer(
-    plan: Plan, work: Callable[[dict[str, Any]], Any], *, config: Mapping[str, Any], storage: str, simulated: bool
-) -> SliceTrainer:
-    """The trainer that runs ``work(config)`` on every host of the plan's slices, or raises within the plan's time."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostWork:
+    """What every host does: ``run(config)``. ``joins``: in a process that is part of the gang's JAX cluster."""
+
+    run: Callable[[dict[str, Any]], Any]
+    config: Mapping[str, Any]
+    joins: bool = True
+
+
+def run_on_hosts(plan: Plan, work: HostWork, *, attempt: int) -> Any:
+    """Do the work on every host of the plan's slices, with restarts as planned; the first host's result.
+
+    Raises:
+        TpuctlError: why it failed.
+    """
+    simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
+    storage = join(plan.run.directory, "ray", str(attempt))
+    trainer = _make_trainer(plan, work, storage=storage, simulated=simulated)
+    try:
+        return cast(Result, trainer.fit()).return_value
+    except TrainingFailedError as error:
+        raise explain(error, start_timeout_seconds=plan.job.start_timeout_seconds) from error
+
+
+def _make_trainer(plan: Plan, work: HostWork, *, storage: str, simulated: bool) -> SliceTrainer:
+    """The trainer that does the work, or raises within the plan's time."""
     os.environ.update(_ENVIRONMENT)
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(plan.job.start_timeout_seconds)
     if simulated:
@@ -44,12 +70,13 @@ def make_trainer(
         os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
     reserved = plan.slice
     trainer = SliceTrainer(
-        work,
-        train_loop_config=dict(config),
+        work.run,
+        train_loop_config=dict(work.config),
         jax_config=GangConfig(
             use_tpu=True,
             slices=reserved.slices,
             hosts=reserved.hosts,
+            joins=work.joins,
             join_timeout_seconds=plan.job.start_timeout_seconds,
         ),
         scaling_config=ScalingConfig(

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from tpuctl.modelspec import ModelSpec, num_layer_parameters, num_parameters
 from tpuctl.plan.schema import BudgetPlan, MeshPlan, RematPolicy, TrainPlan
+from tpuctl.recipe.schema import TrainingRecipe
+from tpuctl.recipe.settings import keys_of
 
 # Cheapest in time first; each keeps less in memory than the one before.
 POLICIES: tuple[RematPolicy, ...] = ("none", "dots", "attention", "full")
@@ -80,17 +82,25 @@ def choose_remat(work: Workload) -> RematPolicy:
 def shortage_hint(work: Workload, budget: BudgetPlan) -> str:
     """What to turn, most promising first, when a plan does not fit."""
     parts = {"activations": budget.activation_bytes + budget.logit_bytes, "state": budget.state_bytes}
-    rows = work.train.global_batch // (work.mesh.batch_shards * work.train.microbatches)
+    microbatches = _most_microbatches(work)
     advice = []
     if parts["activations"] > parts["state"]:
         if work.train.remat != "full":
             advice.append('train.remat = "full"')
-        if rows > 1:
-            advice.append(f"train.microbatches = {work.train.microbatches * rows}")
+        if microbatches > work.train.microbatches:
+            advice.append(f"train.microbatches = {microbatches}")
         advice.append("a shorter train.sequence_length")
         if work.mesh.tensor == 1:
             advice.append("mesh.tensor = 2 or more")
     return "try " + ", ".join([*advice, "a larger slice.topology", "a smaller model"])
+
+
+def _most_microbatches(work: Workload) -> int:
+    """The largest number of microbatches that divides each shard's rows and that a recipe may ask for."""
+    rows = work.train.global_batch // work.mesh.batch_shards
+    limit = keys_of(TrainingRecipe)["train.microbatches"].rules.maximum
+    assert limit is not None, "the key has one"
+    return max(parts for parts in range(1, min(rows, int(limit)) + 1) if rows % parts == 0)
 
 
 def gib(size: float) -> str:

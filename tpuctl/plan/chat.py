@@ -6,13 +6,13 @@ from tpuctl.plan.here import Here
 from tpuctl.plan.schema import ChatPlan
 from tpuctl.plan.tokenizer import is_tokenizer_file
 from tpuctl.recipe.origin import Findings
-from tpuctl.recipe.schema import Recipe
+from tpuctl.recipe.schema import TrainingRecipe
 
 _MESSAGES = "messages"
 _OF_CHAT = ("messages_column", "prompt_column", "answer_column", "chat_template")
 
 
-def plan_chat(recipe: Recipe, *, here: Here, findings: Findings) -> ChatPlan | None:
+def plan_chat(recipe: TrainingRecipe, *, here: Here, findings: Findings) -> ChatPlan | None:
     """How the conversations of a recipe are learned, None for plain text."""
     data = recipe.data
     if data.format == "text":
@@ -35,7 +35,7 @@ def plan_chat(recipe: Recipe, *, here: Here, findings: Findings) -> ChatPlan | N
     )
 
 
-def _refuse_chat_keys(recipe: Recipe, findings: Findings) -> None:
+def _refuse_chat_keys(recipe: TrainingRecipe, findings: Findings) -> None:
     for key in _OF_CHAT:
         if getattr(recipe.data, key) is not None:
             findings.refuse(f"data.{key}", "only conversations have it", 'set data.format = "chat", or leave it out')
@@ -44,7 +44,7 @@ def _refuse_chat_keys(recipe: Recipe, findings: Findings) -> None:
         findings.refuse("data.loss_on", "plain text has no answers", hint)
 
 
-def _has_pair(recipe: Recipe, findings: Findings) -> bool:
+def _has_pair(recipe: TrainingRecipe, findings: Findings) -> bool:
     data = recipe.data
     named = [key for key in ("prompt_column", "answer_column") if getattr(data, key) is not None]
     if len(named) == 1:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpuctl.errors import TpuctlError
-from tpuctl.plan.schema import Plan, plan_dumps
+from tpuctl.plan.schema import TrainingPlan, plan_dumps
 
 _MODULE = "tpuctl.train.aot"
 _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "true"}
@@ -59,7 +59,7 @@ class Compiled:
     largest_arrays: tuple[tuple[str, tuple[int, ...]], ...]
 
 
-def compile_plan(plan: Plan, *, timeout_seconds: float = 1800.0) -> Compiled:
+def compile_plan(plan: TrainingPlan, *, timeout_seconds: float = 1800.0) -> Compiled:
     """Compiles ``plan`` for ``plan.slice``. Takes from seconds to minutes of one core.
 
     Raises:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tpuctl.modelspec import ModelSpec
 from tpuctl.plan.schema import MeshPlan, SlicePlan
 from tpuctl.recipe.origin import Findings
-from tpuctl.recipe.schema import Recipe
+from tpuctl.recipe.schema import TrainingRecipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +22,7 @@ class _Misfit:
     hint: str
 
 
-def plan_mesh(recipe: Recipe, slices: SlicePlan, model: ModelSpec, *, findings: Findings) -> MeshPlan | None:
+def plan_mesh(recipe: TrainingRecipe, slices: SlicePlan, model: ModelSpec, *, findings: Findings) -> MeshPlan | None:
     """The mesh with the shortest ``tensor`` axis on which everything divides, or None and why in ``findings``."""
     table = recipe.mesh
     if table.slice not in (0, slices.slices):
@@ -44,7 +44,7 @@ def plan_mesh(recipe: Recipe, slices: SlicePlan, model: ModelSpec, *, findings: 
     return None
 
 
-def _candidates(recipe: Recipe, slices: SlicePlan) -> Iterator[MeshPlan]:
+def _candidates(recipe: TrainingRecipe, slices: SlicePlan) -> Iterator[MeshPlan]:
     """Every mesh that agrees with the axes given, the plainest first."""
     table, devices = recipe.mesh, slices.total_devices // slices.slices
     for tensor in [table.tensor] if table.tensor else _divisors(devices):
@@ -58,7 +58,7 @@ def _divisors(number: int) -> list[int]:
     return [part for part in range(1, number + 1) if number % part == 0]
 
 
-def _no_product(recipe: Recipe, slices: SlicePlan) -> tuple[str, str, str]:
+def _no_product(recipe: TrainingRecipe, slices: SlicePlan) -> tuple[str, str, str]:
     given = {axis: length for axis in ("data", "fsdp", "tensor") if (length := getattr(recipe.mesh, axis))}
     devices = slices.total_devices // slices.slices
     axes = " × ".join(f"{axis} {length}" for axis, length in given.items())
@@ -66,12 +66,12 @@ def _no_product(recipe: Recipe, slices: SlicePlan) -> tuple[str, str, str]:
     return f"mesh.{next(iter(given))}", message, "the product of data, fsdp and tensor is the devices of one slice"
 
 
-def _misfits(recipe: Recipe, mesh: MeshPlan, model: ModelSpec) -> list[_Misfit]:
+def _misfits(recipe: TrainingRecipe, mesh: MeshPlan, model: ModelSpec) -> list[_Misfit]:
     found = [_batch_misfit(recipe, mesh), _hidden_misfit(mesh, model), *_tensor_misfits(recipe, mesh, model)]
     return [misfit for misfit in found if misfit is not None]
 
 
-def _batch_misfit(recipe: Recipe, mesh: MeshPlan) -> _Misfit | None:
+def _batch_misfit(recipe: TrainingRecipe, mesh: MeshPlan) -> _Misfit | None:
     train = recipe.train
     parts = mesh.batch_shards * train.microbatches
     if train.global_batch % parts == 0:
@@ -99,7 +99,7 @@ def _hidden_misfit(mesh: MeshPlan, model: ModelSpec) -> _Misfit | None:
     )
 
 
-def _tensor_misfits(recipe: Recipe, mesh: MeshPlan, model: ModelSpec) -> Iterator[_Misfit]:
+def _tensor_misfits(recipe: TrainingRecipe, mesh: MeshPlan, model: ModelSpec) -> Iterator[_Misfit]:
     sizes = {
         "model.num_heads": model.num_heads,
         "model.num_kv_heads": model.num_kv_heads,

@@ -11,14 +11,14 @@ from tpuctl.modelspec import PRESETS, ModelSpec
 from tpuctl.plan.here import Here
 from tpuctl.plan.tokenizer import file_ids, is_tokenizer_file, tokenizer_ids
 from tpuctl.recipe.origin import Findings
-from tpuctl.recipe.schema import Recipe
+from tpuctl.recipe.schema import TrainingRecipe
 
 # A padded vocabulary shards over any sensible tensor axis; the padding rows are never targets.
 _VOCAB_MULTIPLE = 128
 _NEEDED = ("hidden_size", "num_layers", "num_heads", "mlp_size")
 
 
-def plan_model(recipe: Recipe, *, here: Here, findings: Findings) -> ModelSpec | None:
+def plan_model(recipe: TrainingRecipe, *, here: Here, findings: Findings) -> ModelSpec | None:
     """The model, or None where its sizes are not settled; what is wrong stands in ``findings``.
 
     Reads the tokenizer's file, if it is on this machine, for the number of its ids.
@@ -33,7 +33,7 @@ def plan_model(recipe: Recipe, *, here: Here, findings: Findings) -> ModelSpec |
     return None if len(findings.problems) > before else spec
 
 
-def _sizes(recipe: Recipe, findings: Findings) -> dict[str, Any]:
+def _sizes(recipe: TrainingRecipe, findings: Findings) -> dict[str, Any]:
     table = recipe.model
     own = {f.name: getattr(table, f.name, None) for f in dataclasses.fields(ModelSpec) if f.name != "name"}
     given = {name: value for name, value in own.items() if value is not None}
@@ -64,7 +64,7 @@ def _preset_sizes(name: str, given: dict[str, Any], findings: Findings) -> dict[
     return {**sizes, **given, "name": "custom" if changed else name}
 
 
-def _vocab_size(recipe: Recipe, asked: int | None, *, here: Here, findings: Findings) -> int:
+def _vocab_size(recipe: TrainingRecipe, asked: int | None, *, here: Here, findings: Findings) -> int:
     name = recipe.data.tokenizer
     before = len(findings.problems)
     ids = _ids(name, here, findings)

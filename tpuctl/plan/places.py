@@ -11,7 +11,7 @@ from tpuctl.plan.here import Here
 from tpuctl.plan.schema import DataPlan, Plan, RunPlan
 from tpuctl.plan.tokenizer import check_tokenizer, is_tokenizer_file
 from tpuctl.recipe.origin import Findings, Origin
-from tpuctl.recipe.schema import Recipe
+from tpuctl.recipe.schema import Recipe, TrainingRecipe
 
 BUILTIN_TEXTS = ("builtin:python-stdlib",)
 _HELD_OUT = "/held-out"
@@ -25,7 +25,7 @@ def plan_run(recipe: Recipe, *, here: Here, findings: Findings) -> RunPlan:
     return RunPlan(name=name, directory=place, shared=recipe.run.shared)
 
 
-def plan_data(recipe: Recipe, *, here: Here, findings: Findings) -> DataPlan:
+def plan_data(recipe: TrainingRecipe, *, here: Here, findings: Findings) -> DataPlan:
     """The text and its tokenizer."""
     data = recipe.data
     check_tokenizer(recipe, findings=findings)

@@ -19,19 +19,24 @@ from tpuctl.plan.places import plan_data, plan_run
 from tpuctl.plan.schema import (
     BudgetPlan,
     CheckpointPlan,
+    CustomPlan,
     DataPlan,
     ExpectPlan,
+    JobKind,
     MeshPlan,
     OptimPlan,
     Plan,
     SlicePlan,
+    TrainingPlan,
     TrainPlan,
+    WorkPlan,
 )
+from tpuctl.recipe.custom import CustomJobTable
 from tpuctl.recipe.origin import Findings
-from tpuctl.recipe.schema import Recipe
+from tpuctl.recipe.schema import CustomRecipe, Recipe, TrainingRecipe
 from tpuctl.topology import SliceShape, generation, resolve_slice
 
-ENTRYPOINTS = {"train": "tpuctl.entrypoints.train"}
+ENTRYPOINTS: dict[JobKind, str] = {"train": "tpuctl.entrypoints.train", "custom": "tpuctl.entrypoints.custom"}
 _LONGEST_WARMUP = 1000
 
 
@@ -46,8 +51,15 @@ def resolve(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str]
     Raises:
         RecipeError: all rules that are broken, each with file, line, key and remedy.
     """
-    findings = Findings(origin=recipe.origin)
     here = Here.of(cwd, environ)
+    if isinstance(recipe, CustomRecipe):
+        return _resolve_custom(recipe, environ=environ, here=here)
+    assert isinstance(recipe, TrainingRecipe), "there is no other kind"
+    return _resolve_training(recipe, environ=environ, here=here)
+
+
+def _resolve_training(recipe: TrainingRecipe, *, environ: Mapping[str, str], here: Here) -> TrainingPlan:
+    findings = Findings(origin=recipe.origin)
     slices = plan_slices(recipe, findings=findings)
     model = plan_model(recipe, here=here, findings=findings)
     run = plan_run(recipe, here=here, findings=findings)
@@ -63,7 +75,7 @@ def resolve(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str]
     train, budget = _train(recipe, model, mesh, hbm_bytes=generation(slices.generation).hbm_bytes_per_device)
     _check_budget(Workload(model=model, mesh=mesh, train=train, hbm_bytes=budget.hbm_bytes), budget, findings)
     findings.settle()
-    return Plan(
+    return TrainingPlan(
         kind=recipe.kind,
         entrypoint=ENTRYPOINTS[recipe.kind],
         tpuctl_version=__version__,
@@ -81,6 +93,43 @@ def resolve(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str]
         expect=ExpectPlan(max_eval_loss=recipe.expect.max_eval_loss, max_bits_per_byte=recipe.expect.max_bits_per_byte),
         budget=budget,
         notes=tuple(findings.notes),
+    )
+
+
+def _resolve_custom(recipe: CustomRecipe, *, environ: Mapping[str, str], here: Here) -> CustomPlan:
+    findings = Findings(origin=recipe.origin)
+    slices = plan_slices(recipe, findings=findings)
+    run = plan_run(recipe, here=here, findings=findings)
+    job = plan_job(recipe, environ=environ, findings=findings)
+    work = _work(recipe.job, here=here, findings=findings)
+    findings.settle()
+    assert slices is not None  # None only together with a problem
+    return CustomPlan(
+        kind=recipe.kind,
+        entrypoint=ENTRYPOINTS[recipe.kind],
+        tpuctl_version=__version__,
+        run=run,
+        slice=slices,
+        job=job,
+        work=work,
+        notes=tuple(findings.notes),
+    )
+
+
+def _work(job: CustomJobTable, *, here: Here, findings: Findings) -> WorkPlan:
+    if (job.command is None) == (job.entrypoint is None):
+        both = "both" if job.command else "neither"
+        hint = 'write command = "python train.py" or entrypoint = "module:function"'
+        findings.refuse("job.command", f"{both} of command and entrypoint given", hint)
+    if job.working_directory is None and (job.include or job.exclude):
+        findings.refuse("job.working_directory", "missing, but files are chosen from it", 'add working_directory = "."')
+    directory = None if job.working_directory is None else here.absolute(job.working_directory)
+    return WorkPlan(
+        command=job.command or (),
+        function=job.entrypoint,
+        directory=directory,
+        include=job.include,
+        exclude=job.exclude,
     )
 
 
@@ -114,7 +163,7 @@ def slice_plan(shape: SliceShape, *, slices: int = 1) -> SlicePlan:
     )
 
 
-def _optim(recipe: Recipe, findings: Findings) -> OptimPlan:
+def _optim(recipe: TrainingRecipe, findings: Findings) -> OptimPlan:
     optim, steps = recipe.optim, recipe.train.steps
     warmup = min(steps // 10, _LONGEST_WARMUP) if optim.warmup_steps is None else optim.warmup_steps
     if warmup > steps:
@@ -134,7 +183,7 @@ def _optim(recipe: Recipe, findings: Findings) -> OptimPlan:
     )
 
 
-def _decay_steps(recipe: Recipe, warmup: int, findings: Findings) -> int:
+def _decay_steps(recipe: TrainingRecipe, warmup: int, findings: Findings) -> int:
     optim, steps = recipe.optim, recipe.train.steps
     after_warmup = max(steps - warmup, 0)
     if optim.schedule == "constant":
@@ -151,21 +200,21 @@ def _decay_steps(recipe: Recipe, warmup: int, findings: Findings) -> int:
     return optim.decay_steps
 
 
-def _check_cadence(recipe: Recipe, data: DataPlan, findings: Findings) -> None:
+def _check_cadence(recipe: TrainingRecipe, data: DataPlan, findings: Findings) -> None:
     train, steps = recipe.train, recipe.train.steps
-    if data.eval_uri is None:
+    if data.eval_uri is None and not findings.has("data.uri", "data.eval_uri"):
         if train.eval_every:
             findings.refuse("train.eval_every", "there is no held-out text to evaluate on", "set data.eval_uri")
         for gate in ("max_eval_loss", "max_bits_per_byte"):
             if getattr(recipe.expect, gate) is not None:
                 findings.refuse(f"expect.{gate}", "there is no held-out text to judge by", "set data.eval_uri")
-    elif train.eval_every > steps:
+    if data.eval_uri is not None and train.eval_every > steps:
         findings.notes.append(f"train.eval_every = {train.eval_every}: evaluated once, after step {steps}")
     if recipe.checkpoint.every > steps:
         findings.notes.append(f"checkpoint.every = {recipe.checkpoint.every}: saved once, after step {steps}")
 
 
-def _train(recipe: Recipe, model: ModelSpec, mesh: MeshPlan, *, hbm_bytes: int) -> tuple[TrainPlan, BudgetPlan]:
+def _train(recipe: TrainingRecipe, model: ModelSpec, mesh: MeshPlan, *, hbm_bytes: int) -> tuple[TrainPlan, BudgetPlan]:
     table = recipe.train
     train = TrainPlan(
         steps=table.steps,

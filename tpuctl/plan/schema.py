@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import types
 from dataclasses import dataclass, field
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from tpuctl.modelspec import ModelSpec
+from tpuctl.plan.decode import PlanFormatError, decode
 
 PLAN_SCHEMA = "tpuctl.plan/1"
 
-JobKind = Literal["train"]
+JobKind = Literal["train", "custom"]
 RaggedRule = Literal["drop", "pad", "raise"]
 ResumeRule = Literal["auto", "must", "never"]
 ScheduleKind = Literal["constant", "linear", "cosine", "wsd"]
@@ -198,28 +198,56 @@ class BudgetPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WorkPlan:
+    """What a custom job runs on every host, and which of the user's files travel with it.
+
+    Either ``command``, word by word as it is executed (no shell reads it), or ``function``, as ``module:name``.
+    ``directory`` is an absolute path on the submitting machine, None if no files travel; ``include`` and ``exclude``
+    are relative to it, the latter in the language of ``.gitignore``.
+    """
+
+    command: tuple[str, ...]
+    function: str | None
+    directory: str | None
+    include: tuple[str, ...]
+    exclude: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """One job, wholly decided."""
+    """One job, wholly decided: what jobs of every kind have."""
 
     kind: JobKind
     entrypoint: str
     tpuctl_version: str
     run: RunPlan
     slice: SlicePlan
+    job: JobPlan
+    notes: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingPlan(Plan):
+    """A training run."""
+
     mesh: MeshPlan
     model: ModelSpec
     data: DataPlan
     optim: OptimPlan
     train: TrainPlan
     checkpoint: CheckpointPlan
-    job: JobPlan
     expect: ExpectPlan
     budget: BudgetPlan
-    notes: tuple[str, ...] = field(default=())
 
 
-class PlanFormatError(ValueError):
-    """JSON that is not a plan of this version; the message names the field."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CustomPlan(Plan):
+    """A command or function of the user's own, on every host of whole slices."""
+
+    work: WorkPlan
+
+
+PLANS: dict[JobKind, type[Plan]] = {"train": TrainingPlan, "custom": CustomPlan}
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -236,7 +264,9 @@ def plan_from_json(document: dict[str, Any]) -> Plan:
     if document.get("schema") != PLAN_SCHEMA:
         raise PlanFormatError(f"schema: expected {PLAN_SCHEMA!r}, got {document.get('schema')!r}")
     fields = {key: value for key, value in document.items() if key != "schema"}
-    plan: Plan = _decode(Plan, fields, "plan")
+    if fields.get("kind") not in PLANS:
+        raise PlanFormatError(f"plan.kind: expected one of {tuple(PLANS)}, got {fields.get('kind')!r}")
+    plan: Plan = decode(PLANS[fields["kind"]], fields, "plan")
     return plan
 
 
@@ -248,45 +278,3 @@ def plan_dumps(plan: Plan) -> str:
 def plan_loads(text: str) -> Plan:
     """The plan that JSON text holds; raises ``PlanFormatError`` as ``plan_from_json`` does."""
     return plan_from_json(json.loads(text))
-
-
-def _decode(kind: Any, value: Any, path: str) -> Any:
-    if dataclasses.is_dataclass(kind):
-        return _decode_dataclass(kind, value, path)
-    origin, args = get_origin(kind), get_args(kind)
-    if origin in (types.UnionType, Union):
-        return None if value is None else _decode(next(a for a in args if a is not types.NoneType), value, path)
-    if origin is Literal:
-        _require(value in args, path, f"one of {args}", value)
-        return value
-    if origin is tuple:
-        _require(isinstance(value, list | tuple), path, "a list", value)
-        return tuple(_decode(args[0], item, f"{path}[{i}]") for i, item in enumerate(value))
-    if origin is dict:
-        _require(isinstance(value, dict), path, "an object", value)
-        return {str(key): _decode(args[1], item, f"{path}.{key}") for key, item in value.items()}
-    return _decode_scalar(kind, value, path)
-
-
-def _decode_dataclass(kind: Any, value: Any, path: str) -> Any:
-    _require(isinstance(value, dict), path, "an object", value)
-    hints = get_type_hints(kind)
-    names = {f.name for f in dataclasses.fields(kind)}
-    for key in value:
-        if key not in names:
-            raise PlanFormatError(f"{path}.{key}: unknown field")
-    for name in names - value.keys():
-        raise PlanFormatError(f"{path}.{name}: missing")
-    return kind(**{key: _decode(hints[key], item, f"{path}.{key}") for key, item in value.items()})
-
-
-def _decode_scalar(kind: Any, value: Any, path: str) -> Any:
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    _require(isinstance(value, kind) and (kind is bool or not isinstance(value, bool)), path, kind.__name__, value)
-    return value
-
-
-def _require(condition: bool, path: str, expected: str, value: Any) -> None:
-    if not condition:
-        raise PlanFormatError(f"{path}: expected {expected}, got {value!r}")

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 
 from tpuctl.recipe.origin import Findings
-from tpuctl.recipe.schema import Recipe
+from tpuctl.recipe.schema import TrainingRecipe
 
 # All 256 bytes and the document separator: what every tokenizer of ours has at least.
 SMALLEST_VOCABULARY = 257
 _LARGEST_BPE = 1_000_000
 
 
-def check_tokenizer(recipe: Recipe, *, findings: Findings) -> None:
+def check_tokenizer(recipe: TrainingRecipe, *, findings: Findings) -> None:
     """Refuse a name that means nothing."""
     name = recipe.data.tokenizer
     if tokenizer_ids(name) is not None or is_tokenizer_file(name):

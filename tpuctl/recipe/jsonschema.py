@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tpuctl.recipe.schema import Recipe
+from tpuctl.recipe.schema import RECIPES
 from tpuctl.recipe.settings import Key, Table, tables_of
 
 _VARIABLE = "^[A-Za-z_][A-Za-z0-9_]*$"
@@ -12,13 +12,19 @@ _DURATION = "^([0-9]+(\\.[0-9]+)?[dhms])+$"
 
 
 def recipe_schema() -> dict[str, Any]:
-    """The JSON Schema of a recipe."""
-    tables = tables_of(Recipe)
+    """The JSON Schema of a recipe of any kind."""
+    kinds = [_of_kind(kind, root) for kind, root in RECIPES.items()]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "tpuctl recipe", "oneOf": kinds}
+
+
+def _of_kind(kind: str, root: type) -> dict[str, Any]:
+    tables = tables_of(root)
     top = _object(tables[""])
     nested = {name: _object(table) for name, table in tables.items() if name}
     top["properties"].update(nested)
+    top["properties"]["kind"]["enum"] = [kind]
     top["required"] += [name for name, table in nested.items() if table.get("required")]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "tpuctl recipe", **top}
+    return top
 
 
 def _object(table: Table) -> dict[str, Any]:
@@ -50,6 +56,9 @@ def _type(key: Key) -> dict[str, Any]:
         return {"anyOf": [{"type": "number", **_bounds(key)}, {"type": "string", "pattern": _DURATION}]}
     if key.type == "list":
         return {"type": "array", "items": {"type": "string", "minLength": 1}}
+    if key.type == "command":
+        words = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+        return {"anyOf": [{"type": "string", "minLength": 1}, words]}
     if key.type == "map":
         return {
             "type": "object",

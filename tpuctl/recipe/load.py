@@ -9,7 +9,7 @@ from typing import Any
 
 from tpuctl.errors import Where
 from tpuctl.recipe.origin import Findings, Origin, Problem
-from tpuctl.recipe.schema import Recipe
+from tpuctl.recipe.schema import RECIPES, Recipe, TrainingRecipe
 from tpuctl.recipe.settings import Key, Table, keys_of, tables_of
 from tpuctl.recipe.source import Source, read_source
 from tpuctl.recipe.suggest import suggest_key, suggest_table
@@ -32,7 +32,8 @@ def load_recipe(path: Path, *, overrides: Sequence[str] = ()) -> Recipe:
 
 def build_recipe(source: Source, *, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe that parsed TOML and overrides hold; raises as ``load_recipe`` does."""
-    draft = _Draft(findings=Findings(origin=Origin(file=source.file, lines=source.lines)))
+    root = RECIPES.get(_kind_of(source, overrides), TrainingRecipe)
+    draft = _Draft(root=root, findings=Findings(origin=Origin(file=source.file, lines=source.lines)))
     draft.read(source.values)
     draft.override(overrides)
     draft.require()
@@ -40,17 +41,25 @@ def build_recipe(source: Source, *, overrides: Sequence[str] = ()) -> Recipe:
     return draft.build()
 
 
+def _kind_of(source: Source, overrides: Sequence[str]) -> Any:
+    """What kind of recipe it says it is; whether there is such a kind is checked with all other values."""
+    said = [text.partition("=")[2].strip(" \"'") for text in overrides if text.partition("=")[0].strip() == "kind"]
+    found = said[-1] if said else source.values.get("kind")
+    return found if isinstance(found, str) else None
+
+
 @dataclass(kw_only=True, slots=True)
 class _Draft:
-    """A recipe in the making: the values that were good and the problems so far."""
+    """A recipe in the making: the values that were good and the problems so far. ``root`` is its kind."""
 
+    root: type
     findings: Findings
     values: dict[str, Any] = field(default_factory=dict)
     bad: set[str] = field(default_factory=set)
 
     def read(self, document: dict[str, Any]) -> None:
         """Take every value of a TOML document."""
-        tables = tables_of(Recipe)
+        tables = tables_of(self.root)
         for name, value in document.items():
             if name in tables[""].keys:
                 self._take(tables[""].keys[name], value)
@@ -59,7 +68,7 @@ class _Draft:
             elif name in tables:
                 self._wrong_table_form(name, value)
             elif isinstance(value, dict):
-                self.findings.refuse(name, f"unknown table [{name}]", suggest_table(tables, name))
+                self._unknown_table(name)
             else:
                 self.findings.refuse(name, f"unknown key {name!r}", suggest_key(tables, "", name))
 
@@ -75,7 +84,7 @@ class _Draft:
 
     def require(self) -> None:
         """Note every key that has to be there and isn't."""
-        for path, key in keys_of(Recipe).items():
+        for path, key in keys_of(self.root).items():
             if key.required and path not in self.values and path not in self.bad:
                 place = f"under [{key.table}]" if key.table else "at the top"
                 example = f'"{key.rules.example}"' if key.type in ("str", "choice") else key.rules.example
@@ -84,10 +93,11 @@ class _Draft:
 
     def build(self) -> Recipe:
         """The recipe, once there are no problems."""
-        tables = tables_of(Recipe)
+        tables = tables_of(self.root)
         top = {name: self.values[name] for name in tables[""].keys if name in self.values}
         nested = {name: table.kind(**self._values_of(table)) for name, table in tables.items() if name}
-        return Recipe(**top, **nested, origin=self.findings.origin)
+        recipe: Recipe = self.root(**top, **nested, origin=self.findings.origin)
+        return recipe
 
     def _values_of(self, table: Table) -> dict[str, Any]:
         return {key.name: self.values[path] for key in table.keys.values() if (path := key.path) in self.values}
@@ -97,8 +107,13 @@ class _Draft:
             if name in table.keys:
                 self._take(table.keys[name], value)
             else:
-                hint = suggest_key(tables_of(Recipe), table.name, name)
+                hint = suggest_key(tables_of(self.root), table.name, name)
                 self.findings.refuse(f"{table.name}.{name}", f"unknown key {name!r} in [{table.name}]", hint)
+
+    def _unknown_table(self, name: str) -> None:
+        kinds = [kind for kind, root in RECIPES.items() if name in tables_of(root)]
+        hint = f"[{name}] belongs to kind = {kinds[0]!r}" if kinds else suggest_table(tables_of(self.root), name)
+        self.findings.refuse(name, f"unknown table [{name}]", hint)
 
     def _take(self, key: Key, value: Any) -> None:
         try:
@@ -109,13 +124,13 @@ class _Draft:
             self.findings.refuse(path, error.message, error.hint)
 
     def _wrong_table_form(self, name: str, value: Any) -> None:
-        self.bad.update(key.path for key in tables_of(Recipe)[name].keys.values())
+        self.bad.update(key.path for key in tables_of(self.root)[name].keys.values())
         many = isinstance(value, list)
         message = "comes as a list of tables" if many else f"is a table, not a value ({type(value).__name__})"
         self.findings.refuse(name, message, f"write [{name}] once and its keys below")
 
     def _override_one(self, path: str, text: str) -> None:
-        keys = keys_of(Recipe)
+        keys = keys_of(self.root)
         map_path, _, entry = path.rpartition(".")
         if path in keys:
             self._set(keys[path], text)
@@ -158,7 +173,7 @@ class _Draft:
             self._problem_of_option(f"{key.path}.{error.entry}", error.message, error.hint)
 
     def _unknown_option(self, path: str) -> None:
-        tables = tables_of(Recipe)
+        tables = tables_of(self.root)
         table, _, name = path.rpartition(".")
         if table and table not in tables:
             self._problem_of_option(path, f"unknown table {table!r}", suggest_table(tables, table))

@@ -53,12 +53,16 @@ class Findings:
         """
         if not self.problems:
             return
-        if len(self.problems) == 1:
-            only = self.problems[0]
-            raise RecipeError(only.message, hint=only.hint, where=only.where)
         ordered = sorted(self.problems, key=lambda problem: (problem.where.file, problem.where.line or 0))
+        errors = [RecipeError(problem.message, hint=problem.hint, where=problem.where) for problem in ordered]
+        if len(errors) == 1:
+            raise errors[0]
         listing = "\n".join(_listed(problem) for problem in ordered)
-        raise RecipeError(f"{len(ordered)} problems in the recipe\n{listing}")
+        raise RecipeError(f"{len(ordered)} problems in the recipe\n{listing}", parts=errors)
+
+    def has(self, *paths: str) -> bool:
+        """Whether any of these keys has a problem already, so that what follows from it needs no words."""
+        return any(problem.where.key in paths for problem in self.problems)
 
 
 def _listed(problem: Problem) -> str:

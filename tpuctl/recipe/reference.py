@@ -6,13 +6,15 @@ Both come from the schema; ``docs/recipe.md`` is the page as a file, and a test 
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 from typing import Any
 
 import tomli_w
 
 from tpuctl.modelspec import PRESETS, num_parameters
-from tpuctl.recipe.schema import Recipe
-from tpuctl.recipe.settings import Key, Table, tables_of
+from tpuctl.plan.schema import JobKind
+from tpuctl.recipe.schema import RECIPES, Recipe
+from tpuctl.recipe.settings import Key, Table, keys_of, tables_of
 from tpuctl.recipe.values import expected
 
 _INTRO = """\
@@ -20,7 +22,8 @@ _INTRO = """\
 
 <!-- Written by `python -m tpuctl.recipe.reference > docs/recipe.md`; do not edit. -->
 
-A recipe is a TOML file that says what to train, on which slice, from which text. It is strict: an unknown key, a value
+A recipe is a TOML file that says what to run and on which slice: `kind = "train"` trains a model on text,
+`kind = "custom"` runs a command or function of your own. It is strict: an unknown key, a value
 of the wrong type or out of range and rules broken between keys are all reported before anything is contacted, each with
 file, line and remedy. Whole numbers are taken where a number is wanted; nothing else is converted.
 
@@ -36,13 +39,16 @@ _WIDTH = 110
 
 def reference_page() -> str:
     """The whole reference page."""
-    parts = [_INTRO, *(_section(table) for table in tables_of(Recipe).values()), _presets()]
-    return "\n".join(parts)
+    parts = [_INTRO, *(_section(table) for table in tables_of(Recipe).values())]
+    for kind, root in RECIPES.items():
+        own = [table for table in map(_without_shared, tables_of(root).values()) if table.keys]
+        parts += [_section(table, kind=kind) for table in own]
+    return "\n".join([*parts, _presets()])
 
 
-def commented_recipe(kind: str) -> str:
+def commented_recipe(kind: JobKind) -> str:
     """A recipe with every key explained: required ones set to an example, the others commented out."""
-    tables = tables_of(Recipe)
+    tables = tables_of(RECIPES[kind])
     parts = ["# Every key of a recipe. Those commented out show their default or an example.\n"]
     for table in tables.values():
         head = f"# {table.doc}\n[{table.name}]\n" if table.name else ""
@@ -62,8 +68,15 @@ def toml_value(value: Any) -> str:
     return tomli_w.dumps({"key": plain}).removeprefix("key = ").strip()
 
 
-def _section(table: Table) -> str:
+def _without_shared(table: Table) -> Table:
+    """What a table of one kind of recipe has beyond, or unlike, that of all kinds."""
+    shared = keys_of(Recipe)
+    return replace(table, keys={name: key for name, key in table.keys.items() if shared.get(key.path) != key})
+
+
+def _section(table: Table, *, kind: str | None = None) -> str:
     title = f"## `[{table.name}]`" if table.name else "## Top level"
+    title += f' of `kind = "{kind}"`' if kind else ""
     doc = f"{table.doc}\n\n" if table.name else ""
     rows = "\n".join(_row(key) for key in table.keys.values())
     return f"{title}\n\n{doc}| key | takes | default | meaning |\n|---|---|---|---|\n{rows}\n"
@@ -107,7 +120,7 @@ def _commented_key(key: Key, kind: str) -> str:
     comment = textwrap.fill(about, _WIDTH, initial_indent="# ", subsequent_indent="# ")
     if key.name == "kind":
         return f'{comment}\nkind = "{kind}"\n'
-    is_set = key.required or key.path in ("model.preset", "slice.topology")
+    is_set = key.required or key.path in ("model.preset", "slice.topology", "job.command")
     line = f"{key.name} = {_example(key)}"
     return f"{comment}\n{line if is_set else f'# {line}'}\n"
 
@@ -116,7 +129,7 @@ def _example(key: Key) -> str:
     """The key's default, else its example, as TOML."""
     if not key.required and key.default not in (None, ()):
         return toml_value(key.default)
-    quoted = key.type in ("str", "choice", "duration")
+    quoted = key.type in ("str", "choice", "duration", "command")
     return f'"{key.rules.example}"' if quoted else key.rules.example
 
 

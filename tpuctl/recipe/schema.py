@@ -1,4 +1,4 @@
-"""What a user may write: one frozen dataclass per table, every field documenting itself.
+"""What a user may write: one frozen dataclass per kind of recipe and per table, every field documenting itself.
 
 Only what one key alone can tell is checked from here (type, range, choices); rules over several keys are
 ``plan.resolve``'s.
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpuctl.plan.schema import JobKind
+from tpuctl.recipe.custom import CustomJobTable
 from tpuctl.recipe.data import DataTable
 from tpuctl.recipe.learning import CheckpointTable, ExpectTable, ModelTable, OptimTable, TrainTable
 from tpuctl.recipe.origin import Origin
@@ -26,18 +27,34 @@ def _table(kind: Any, *, required: bool = False) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """A recipe: what a user wrote, with the defaults of single keys filled in."""
+    """A recipe: what a user wrote, with the defaults of single keys filled in. These tables every kind has."""
 
     kind: JobKind = setting(doc="What the recipe runs.", example="train")
     run: RunTable = _table(RunTable)
     slice: SliceTable = _table(SliceTable, required=True)
     cluster: ClusterTable = _table(ClusterTable)
+    job: JobTable = _table(JobTable)
+    origin: Origin = field(default_factory=lambda: Origin(file="<recipe>"), compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingRecipe(Recipe):
+    """A model trained on text."""
+
     model: ModelTable = _table(ModelTable)
     mesh: MeshTable = _table(MeshTable)
     data: DataTable = _table(DataTable, required=True)
     train: TrainTable = _table(TrainTable, required=True)
     optim: OptimTable = _table(OptimTable)
     checkpoint: CheckpointTable = _table(CheckpointTable)
-    job: JobTable = _table(JobTable)
     expect: ExpectTable = _table(ExpectTable)
-    origin: Origin = field(default_factory=lambda: Origin(file="<recipe>"), compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CustomRecipe(Recipe):
+    """A command or function of your own, run on every host of whole slices."""
+
+    job: CustomJobTable = _table(CustomJobTable)
+
+
+RECIPES: dict[JobKind, type] = {"train": TrainingRecipe, "custom": CustomRecipe}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 RULES = "rules"
-KeyType = Literal["int", "float", "bool", "str", "choice", "duration", "list", "map"]
+KeyType = Literal["int", "float", "bool", "str", "choice", "duration", "list", "map", "command"]
 
 # Steps and sizes end up in 32-bit counters on the device.
 LARGEST_INT = 2**31 - 1
@@ -40,6 +40,7 @@ class Rules:
     absent: str = ""
     also: tuple[str, ...] = ()
     duration: bool = False
+    command: bool = False
     secret: bool = False
 
 
@@ -146,6 +147,8 @@ def _key(table: str, declared: dataclasses.Field[Any], kind: Any) -> Key:
 def _type_name(kind: Any, rules: Rules) -> KeyType:
     if rules.duration:
         return "duration"
+    if rules.command:
+        return "command"
     if get_origin(kind) is Literal:
         return "choice"
     names: dict[Any, KeyType] = {int: "int", float: "float", bool: "bool", str: "str", tuple: "list", dict: "map"}

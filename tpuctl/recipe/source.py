@@ -52,6 +52,9 @@ def read_source(path: Path) -> Source:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise _syntax_error(error, text, file) from error
+    except ValueError as error:
+        # Python's own limit on the digits of an integer, which tomllib lets through without a place.
+        raise RecipeError("a number has too many digits", where=Where(file=file, line=_line_of_digits(text))) from error
     except RecursionError as error:
         raise RecipeError("nested too deeply", where=Where(file=file)) from error
     return Source(file=file, values=values, lines=key_lines(text))
@@ -80,6 +83,12 @@ def _read_text(path: Path, file: str) -> str:
         raise RecipeError("not UTF-8 text", hint="save it as UTF-8", where=Where(file=file, line=line)) from error
     except OSError as error:
         raise RecipeError(f"can't be read: {error.strerror}", where=Where(file=file)) from error
+
+
+def _line_of_digits(text: str) -> int | None:
+    lines = text.split("\n")
+    longest = max(range(len(lines)), key=lambda at: max(map(len, re.findall(r"[0-9_]+", lines[at])), default=0))
+    return longest + 1
 
 
 def _syntax_error(error: tomllib.TOMLDecodeError, text: str, file: str) -> RecipeError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import tomllib
 from typing import Any
 
@@ -15,6 +16,7 @@ _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)([dhms])")
 _UNIT_SECONDS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SHOWN = 60
+_LONGEST_SECONDS = 366 * 86_400
 
 
 class BadValueError(ValueError):
@@ -45,6 +47,8 @@ def parse_text(key: Key, text: str) -> Any:
     stripped = text.strip()
     if key.type in ("str", "choice"):
         return check_value(key, _unquoted(stripped))
+    if key.type == "command" and not stripped.startswith("["):
+        return check_value(key, stripped)
     if key.type == "list" and not stripped.startswith("["):
         return check_value(key, [part.strip() for part in stripped.split(",") if part.strip()])
     if key.type == "float" and _reads_as_number(stripped):
@@ -53,7 +57,7 @@ def parse_text(key: Key, text: str) -> Any:
         return check_value(key, _unquoted(stripped))
     try:
         value = tomllib.loads(f"value = {stripped.lower() if key.type == 'bool' else stripped}")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
+    except (ValueError, KeyError):  # TOML's own errors are ValueErrors, as is a number of thousands of digits
         value = stripped
     return check_value(key, value)
 
@@ -162,6 +166,23 @@ def _check_list(key: Key, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _check_command(key: Key, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        try:
+            words = shlex.split(value)
+        except ValueError as error:
+            raise BadValueError(f"can't be cut into words: {str(error).lower()}", hint="close it") from None
+    elif isinstance(value, list) and all(isinstance(word, str) for word in value):
+        words = value
+    else:
+        raise _wrong(key, value, hint=f'write {key.name} = "…" or {key.name} = ["…", "…"]')
+    if not words or not words[0].strip():
+        raise BadValueError("names no program", hint="the first word is the program")
+    if any("\0" in word for word in words):
+        raise BadValueError("must not have NUL characters")
+    return tuple(words)
+
+
 def _check_map(key: Key, value: Any) -> dict[str, str]:
     if not isinstance(value, dict):
         raise _wrong(key, value, hint=f'write [{key.path}] and under it NAME = "value"')
@@ -212,10 +233,13 @@ def parse_duration(text: str, *, option: str) -> float:
         UsageError: it is no duration, or not a positive one.
     """
     compact = text.replace(" ", "").lower()
+    duration = math.nan
     if _DURATION.fullmatch(compact):
-        return _sum_of_parts(compact)
-    if _reads_as_number(compact) and 0 <= float(compact) < math.inf:
-        return float(compact)
+        duration = _sum_of_parts(compact)
+    elif _reads_as_number(compact):
+        duration = float(compact)
+    if 0 <= duration <= _LONGEST_SECONDS:
+        return duration
     raise UsageError(f"{option}: expected {_WORDS['duration']}, got {text!r}")
 
 
@@ -244,6 +268,7 @@ _WORDS = {
     "duration": "a duration (seconds, or a string such as '90s', '30m', '2h')",
     "list": "a list of strings",
     "map": "a table of strings",
+    "command": "a command line, or a list of its words",
 }
 _CHECKS = {
     "int": _check_int,
@@ -254,4 +279,5 @@ _CHECKS = {
     "duration": _check_duration,
     "list": _check_list,
     "map": _check_map,
+    "command": _check_command,
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -24,12 +25,15 @@ _NEVER = {
 _IGNORE_FILE = ".gitignore"
 
 
-def collect(directory: Path, *, needed: Iterable[str] = (), honour_ignore_files: bool = True) -> Files:
+def collect(
+    directory: Path, *, needed: Iterable[str] = (), exclude: Iterable[str] = (), honour_ignore_files: bool = True
+) -> Files:
     """The files below ``directory`` that travel, by their relative names with slashes.
 
     Args:
         directory: where to look.
         needed: relative names of files the job refers to; they travel whatever an ignore file says.
+        exclude: further patterns of what stays behind, in the language of ``.gitignore``.
         honour_ignore_files: leave out what the directory's ``.gitignore`` files name.
 
     Raises:
@@ -37,7 +41,8 @@ def collect(directory: Path, *, needed: Iterable[str] = (), honour_ignore_files:
     """
     if not directory.is_dir():
         raise UsageError(f"working directory {directory}: no such directory")
-    files = dict(_walk(directory, PurePosixPath(), _Ignored() if honour_ignore_files else None, frozenset()))
+    ignored = _Ignored(exclude=exclude) if honour_ignore_files else None
+    files = dict(_walk(directory, PurePosixPath(), ignored, frozenset()))
     for name in needed:
         path = directory / name
         if not path.is_file():
@@ -70,30 +75,45 @@ def largest_paths(sizes: Mapping[str, int], *, count: int) -> list[tuple[str, in
 
 
 class _Ignored:
-    """The rules of the .gitignore files from the root down to one directory; the last that matches decides."""
+    """The rules of the .gitignore files from the root down to one directory; the last that matches decides.
 
-    def __init__(self, rules: tuple[tuple[PurePosixPath, GitIgnoreSpec], ...] = ()) -> None:
-        self._rules = rules
+    What ``exclude`` names is ignored whatever they say.
+    """
+
+    def __init__(self, *, exclude: Iterable[str] = ()) -> None:
+        patterns = tuple(exclude)
+        self._rules: tuple[tuple[PurePosixPath, GitIgnoreSpec], ...] = ()
+        self._excluded = _spec(patterns) if patterns else None
 
     def below(self, directory: Path, relative: PurePosixPath) -> _Ignored:
         """The rules for what lies in ``directory``."""
         file = directory / _IGNORE_FILE
         if not file.is_file():
             return self
-        # Only a user's own directory needs it.
-        from pathspec import GitIgnoreSpec
-
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-        return _Ignored((*self._rules, (relative, GitIgnoreSpec.from_lines(lines))))
+        inner = copy(self)
+        inner._rules = (
+            *self._rules,
+            (relative, _spec(file.read_text(encoding="utf-8", errors="replace").splitlines())),
+        )
+        return inner
 
     def __contains__(self, path: str) -> bool:
         """Whether a relative path is ignored; that of a directory ends in a slash."""
+        if self._excluded is not None and self._excluded.match_file(path):
+            return True
         ignored = False
         for base, spec in self._rules:
             inner = path if base == PurePosixPath() else path.removeprefix(f"{base}/")
             verdict = spec.check_file(inner).include
             ignored = ignored if verdict is None else verdict
         return ignored
+
+
+def _spec(lines: Iterable[str]) -> GitIgnoreSpec:
+    # Only a user's own directory needs it.
+    from pathspec import GitIgnoreSpec
+
+    return GitIgnoreSpec.from_lines(lines)
 
 
 def _walk(

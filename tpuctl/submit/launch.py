@@ -19,7 +19,6 @@ from tpuctl.plan.schema import Plan
 from tpuctl.runs.lease import current_holder
 from tpuctl.runs.record import read_record
 from tpuctl.submit.decide import DIRECTORY_KEY, FINGERPRINT_KEY, Attach, Situation, Submit, decide, fingerprint
-from tpuctl.submit.files import Files
 from tpuctl.submit.follow import Clock
 from tpuctl.submit.jobs import JobExistsError, JobRequest, Jobs, NotReadyError
 from tpuctl.submit.package import Package, job_package, upload
@@ -42,13 +41,15 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchOptions:
-    """``ready_seconds``: how long to bear with a cluster that answers but takes no jobs yet, as after its start.
+    """``package`` is the job's where it is made already, with files of the user's own.
+
+    ``ready_seconds``: how long to bear with a cluster that answers but takes no jobs yet, as after its start.
 
     ``before_start`` is called when a job is about to be started, and not when there is one to attach to; it may raise.
     """
 
     ready_seconds: float = 60.0
-    working_files: Files | None = None
+    package: Package | None = None
     notice: Callable[[str], None] = lambda _: None
     before_start: Callable[[], None] = lambda: None
     clock: Clock = field(default_factory=Clock)
@@ -63,7 +64,7 @@ def launch(jobs: Jobs, plan: Plan, *, options: LaunchOptions | None = None) -> L
         ClusterError: the cluster can't be reached, refuses, or took no job in time.
     """
     options = options or LaunchOptions()
-    package = job_package(plan, working_files=options.working_files)
+    package = options.package or job_package(plan)
     for _ in range(_ROUNDS):
         decision = decide(plan, _look(jobs, plan))
         if isinstance(decision, Attach):

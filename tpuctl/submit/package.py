@@ -42,14 +42,22 @@ class Package:
 
 
 def job_package(plan: Plan, *, working_files: Files | None = None) -> Package:
-    """The package of a job; ``working_files`` are the user's own, which may not replace ours.
+    """The package of a job; ``working_files`` are the user's own.
 
     Raises:
+        UsageError: one of them has the name of one of ours.
         PackageTooLargeError: the zip would not fit; nothing has been sent.
     """
     ours: dict[str, Path | bytes] = {f"tpuctl/{name}": path for name, path in _own_sources().items()}
     ours[PLAN_NAME] = plan_dumps(plan).encode()
-    return build_package({**(working_files or {}), **ours})
+    theirs = working_files or {}
+    taken = sorted(name for name in theirs if name in ours or name.startswith("tpuctl/"))
+    if taken:
+        raise UsageError(
+            f"the working directory has {taken[0]}, and tpuctl's own file of that name travels with every job",
+            hint='rename it, or leave it behind: [job] exclude = ["/plan.json", "/tpuctl/"]',
+        )
+    return build_package({**theirs, **ours})
 
 
 def build_package(files: Mapping[str, Path | bytes], *, limit_bytes: int = LIMIT_BYTES) -> Package:

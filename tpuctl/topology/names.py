@@ -97,6 +97,12 @@ def _no_such_size(text: str, generation: Generation, size: int) -> TopologyError
     counted = (
         f"{size} chips" if cores == 1 else f"{size} TensorCores ({size / cores:g} chip{'' if size == cores else 's'})"
     )
+    if size in {machine.chips * cores for machine in generation.machines}:
+        smallest = pod_type(generation, min(generation.chip_counts))
+        return TopologyError(
+            f"accelerator {text!r} is a TPU VM that is smaller than any {generation.name} slice Ray can reserve",
+            hint=f"the smallest such slice is {smallest}",
+        )
     nearest = sorted(generation.chip_counts, key=lambda chips: abs(chips * cores - size))[:6]
     sizes = ", ".join(pod_type(generation, chips) for chips in sorted(nearest))
     return TopologyError(

@@ -23,6 +23,11 @@ def hosts_without(condition: bool) -> list[int]:
     return [int(host) for host in np.flatnonzero(holds == 0)]
 
 
+def largest(value: int) -> int:
+    """The largest ``value`` of all hosts, on every host."""
+    return int(np.max(multihost_utils.process_allgather(np.int32(value))))
+
+
 class HostSum:
     """Sums small integers over all hosts without waiting: the sum takes its place in the devices' queue."""
 

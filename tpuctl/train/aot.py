@@ -16,13 +16,13 @@ import jax
 from jax.experimental import topologies
 
 from tpuctl.mesh import create_mesh
-from tpuctl.plan.schema import Plan, SlicePlan, plan_loads
+from tpuctl.plan.schema import SlicePlan, TrainingPlan, plan_loads
 from tpuctl.train.hlo import read_program
 from tpuctl.train.state import abstract_state
 from tpuctl.train.step import abstract_batch, make_train_step
 
 
-def compile_report(plan: Plan) -> dict[str, Any]:
+def compile_report(plan: TrainingPlan) -> dict[str, Any]:
     """The train step compiled for ``plan.slice``: memory, work and communication of one device and step."""
     mesh = create_mesh(plan.mesh, devices=target_devices(plan.slice))
     started = time.monotonic()
@@ -61,4 +61,6 @@ def _memory(analysis: Any) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(compile_report(plan_loads(sys.stdin.read()))))
+    given = plan_loads(sys.stdin.read())
+    assert isinstance(given, TrainingPlan), "only a training run has a step to compile"
+    print(json.dumps(compile_report(given)))

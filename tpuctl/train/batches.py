@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from tpuctl.errors import DataError
-from tpuctl.plan.schema import Plan
+from tpuctl.plan.schema import TrainingPlan
 from tpuctl.train.agreement import HostSum
 from tpuctl.train.batch import BatchFeed, HostBatch
 from tpuctl.train.data.feed import ragged_decision, valid_rows
@@ -57,7 +57,7 @@ class GlobalBatches:
     step that precedes it: the sum is there when the decision is due, and no device waits for it.
     """
 
-    def __init__(self, plan: Plan, program: Program, *, feed: BatchFeed, stop: StopPoll) -> None:
+    def __init__(self, plan: TrainingPlan, program: Program, *, feed: BatchFeed, stop: StopPoll) -> None:
         self._plan = plan
         self._program = program
         self._feed = feed

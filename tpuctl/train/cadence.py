@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tpuctl.plan.schema import Plan
+from tpuctl.plan.schema import TrainingPlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,7 +17,7 @@ class Cadence:
     has_held_out: bool
 
     @classmethod
-    def of(cls, plan: Plan) -> Cadence:
+    def of(cls, plan: TrainingPlan) -> Cadence:
         """The cadence of a plan; without held-out text nothing is ever evaluated."""
         has_held_out = plan.data.eval_uri is not None
         return cls(

@@ -25,7 +25,7 @@ from tpuctl.nn.decoder import ForwardOptions, TokenRows
 from tpuctl.nn.loss import LossOptions, Targets, cross_entropy
 from tpuctl.nn.params import ParamTree, bind, logical_axes
 from tpuctl.nn.partition import Partition, batch_shard_index
-from tpuctl.plan.schema import Plan
+from tpuctl.plan.schema import TrainingPlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +62,7 @@ for _node in (GlobalBatch, LossSums):
 class LossProgram:
     """What the loss of a plan needs, decided once. ``axes``: the parameters' logical axes."""
 
-    plan: Plan
+    plan: TrainingPlan
     mesh: Mesh
     axes: ParamTree
     forward: ForwardOptions
@@ -88,7 +88,7 @@ class LossProgram:
         return int(self.mesh.shape[axis])
 
 
-def loss_program(plan: Plan, mesh: Mesh, *, real_vocab: int | None = None) -> LossProgram:
+def loss_program(plan: TrainingPlan, mesh: Mesh, *, real_vocab: int | None = None) -> LossProgram:
     """The program of ``plan`` on ``mesh``. ``real_vocab``: token ids that exist, if fewer than the model's rows.
 
     Raises:

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from tpuctl.errors import DataError, TpuctlError
+from tpuctl.train.agreement import largest
 from tpuctl.train.batches import GlobalBatch, GlobalBatches, first_cursor, local_rows
 from tpuctl.train.cadence import Cadence
 from tpuctl.train.checkpoint import SaveKind
@@ -195,7 +196,7 @@ class _Attempt:
         """Leave a complete checkpoint, then say how it ended."""
         stopped = None
         if self._stopping and self.step < self._last_step:
-            stopped = self.task.stop() or StopReason.ELSEWHERE
+            stopped = self._agreed_reason()
         elif self._cadence.has_held_out and not (self._evaluation and self._evaluation.step == self.step):
             self._evaluate(state)
         self._save(state, "final" if stopped is None else "stop")
@@ -207,6 +208,11 @@ class _Attempt:
         else:
             self.tell.stopped(result)
         return result
+
+    def _agreed_reason(self) -> StopReason:
+        """Why all hosts end: some have a reason of their own, and the weightiest is everyone's."""
+        reasons, own = list(StopReason), self.task.stop()
+        return reasons[largest(-1 if own is None else reasons.index(own))]
 
     def _result(self, stopped: StopReason | None) -> Result:
         checkpoints = self.task.checkpoints

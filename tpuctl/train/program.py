@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import jax
 from jaxtyping import Array, Float32, Int32
 
-from tpuctl.plan.schema import Plan
+from tpuctl.plan.schema import TrainingPlan
 from tpuctl.train.batch import HostBatch
 from tpuctl.train.state import abstract_state, init_state
 from tpuctl.train.step import abstract_batch, make_eval_step, make_global_batch, make_train_step
@@ -64,7 +64,7 @@ class Program:
     assemble: Callable[[HostBatch, bool], Any]
 
 
-def program_for(plan: Plan, mesh: jax.sharding.Mesh, *, real_vocab: int | None = None) -> Program:
+def program_for(plan: TrainingPlan, mesh: jax.sharding.Mesh, *, real_vocab: int | None = None) -> Program:
     """The program of a plan. ``real_vocab``: token ids that exist, if fewer than the model's rows.
 
     Raises:

@@ -6,15 +6,28 @@ Pure data; imports no JAX and no Orbax.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tpuctl.errors import CheckpointError
-from tpuctl.plan.schema import Plan
+from tpuctl.modelspec import ModelSpec, RopeSpec
+from tpuctl.plan.schema import TrainingPlan
 
 # Goes up when the names or meanings of the stored arrays change.
 LAYOUT = 1
+
+# A checkpoint that was written before a field of the model existed was trained with the field's default.
+_DEFAULTS: dict[str, Any] = json.loads(
+    json.dumps(
+        {
+            item.name: dataclasses.asdict(item.default) if isinstance(item.default, RopeSpec) else item.default
+            for item in dataclasses.fields(ModelSpec)
+            if item.default is not dataclasses.MISSING
+        }
+    )
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,9 +47,12 @@ class Provenance:
     job: str = ""
 
 
-def provenance_of(plan: Plan, *, dataset: str = "", job: str = "") -> Provenance:
+def provenance_of(plan: TrainingPlan, *, dataset: str = "", job: str = "") -> Provenance:
     """The provenance of checkpoints written under ``plan``. A model's name says nothing about its arrays."""
-    model = {key: value for key, value in dataclasses.asdict(plan.model).items() if key != "name"}
+    # As it will read when it comes back out of JSON, so that the two can be compared.
+    model = json.loads(
+        json.dumps({key: value for key, value in dataclasses.asdict(plan.model).items() if key != "name"})
+    )
     return Provenance(model=model, compute_dtype=plan.train.compute_dtype, dataset=dataset, job=job)
 
 
@@ -87,11 +103,11 @@ def check_model(written: Written, wanted: Provenance, *, path: str) -> None:
     Raises:
         CheckpointError: A field of the model differs; names each one with both values.
     """
-    stored = written.provenance.model
+    stored, planned = ({**_DEFAULTS, **given} for given in (written.provenance.model, wanted.model))
     changed = [
-        f"model.{key}: {stored.get(key)!r} in the checkpoint, {wanted.model.get(key)!r} in the plan"
-        for key in sorted({*stored, *wanted.model})
-        if stored.get(key) != wanted.model.get(key)
+        f"model.{key}: {stored.get(key)!r} in the checkpoint, {planned.get(key)!r} in the plan"
+        for key in sorted({*stored, *planned})
+        if stored.get(key) != planned.get(key)
     ]
     if changed:
         raise CheckpointError(

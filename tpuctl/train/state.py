@@ -14,7 +14,7 @@ from jaxtyping import Int32, Key, UInt32
 
 from tpuctl.mesh import batch_sharding, named_sharding, replicated
 from tpuctl.nn.params import ParamTree, init_params, logical_axes
-from tpuctl.plan.schema import Plan
+from tpuctl.plan.schema import TrainingPlan
 from tpuctl.train.optim import adamw
 
 CURSOR_WORDS = 4
@@ -44,7 +44,7 @@ class TrainState:
 jax.tree_util.register_dataclass(TrainState)
 
 
-def init_state(plan: Plan, mesh: Mesh) -> TrainState:
+def init_state(plan: TrainingPlan, mesh: Mesh) -> TrainState:
     """A new state, made in place: each device computes its own shards and no host ever holds a whole copy."""
     # Runs once, so on CPU optimizing it, which takes seconds, pays never.
     on_cpu = mesh.devices.flat[0].platform == "cpu"
@@ -57,7 +57,7 @@ def init_state(plan: Plan, mesh: Mesh) -> TrainState:
     return state
 
 
-def state_shardings(plan: Plan, mesh: Mesh) -> Any:
+def state_shardings(plan: TrainingPlan, mesh: Mesh) -> Any:
     """The ``TrainState`` of shardings.
 
     Raises:
@@ -77,7 +77,7 @@ def state_shardings(plan: Plan, mesh: Mesh) -> Any:
     return TrainState(**places, params=params, opt_state=opt_state)
 
 
-def param_shardings(plan: Plan, mesh: Mesh) -> ParamTree:
+def param_shardings(plan: TrainingPlan, mesh: Mesh) -> ParamTree:
     """The tree of the parameters' shardings; raises ``MeshError`` as ``state_shardings`` does."""
     shapes = jax.eval_shape(lambda: init_params(plan.model, jax.random.key(0)))
 
@@ -88,7 +88,7 @@ def param_shardings(plan: Plan, mesh: Mesh) -> ParamTree:
     return tree
 
 
-def abstract_state(plan: Plan, mesh: Mesh) -> TrainState:
+def abstract_state(plan: TrainingPlan, mesh: Mesh) -> TrainState:
     """Shapes, dtypes and shardings of the state, without any array: what a restore or a compile needs."""
 
     def describe(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
@@ -98,7 +98,7 @@ def abstract_state(plan: Plan, mesh: Mesh) -> TrainState:
     return state
 
 
-def _initial(plan: Plan) -> TrainState:
+def _initial(plan: TrainingPlan) -> TrainState:
     init_key, run_key = jax.random.split(jax.random.key(plan.train.seed, impl=_KEY_IMPLEMENTATION))
     params = init_params(plan.model, init_key)
     return TrainState(

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from tpuctl.mesh import batch_sharding, host_rows, replicated
 from tpuctl.nn.params import ParamTree, logical_axes
-from tpuctl.plan.schema import Plan
+from tpuctl.plan.schema import TrainingPlan
 from tpuctl.train.batch import HostBatch
 from tpuctl.train.gradient import GlobalBatch, LossProgram, gradients, loss_program, losses
 from tpuctl.train.optim import adamw, clip_factor, learning_rate_schedule
@@ -35,7 +35,7 @@ Of an evaluation step, sums over the counted tokens: ``nats`` · ``tokens`` · `
 """
 
 
-def make_train_step(plan: Plan, mesh: Mesh, *, real_vocab: int | None = None) -> jax.stages.Wrapped:
+def make_train_step(plan: TrainingPlan, mesh: Mesh, *, real_vocab: int | None = None) -> jax.stages.Wrapped:
     """``(state, batch) -> (state, metrics)``, jitted. The state is donated: use only the returned one.
 
     A batch that makes a non-finite loss or gradient leaves the whole state as it was. A batch in which no token
@@ -54,7 +54,7 @@ def make_train_step(plan: Plan, mesh: Mesh, *, real_vocab: int | None = None) ->
     )
 
 
-def make_eval_step(plan: Plan, mesh: Mesh, *, real_vocab: int | None = None) -> jax.stages.Wrapped:
+def make_eval_step(plan: TrainingPlan, mesh: Mesh, *, real_vocab: int | None = None) -> jax.stages.Wrapped:
     """``(params, batch) -> sums``, jitted; no dropout, and ``train.microbatches`` does not apply."""
     program = loss_program(plan, mesh, real_vocab=real_vocab)
     return jax.jit(
@@ -87,7 +87,7 @@ def make_global_batch(host_batch: HostBatch, mesh: Mesh, *, global_batch: int, s
     return GlobalBatch(**{name: assemble(np.asarray(values, np.int32)) for name, values in fields.items()})
 
 
-def abstract_batch(plan: Plan, mesh: Mesh) -> GlobalBatch:
+def abstract_batch(plan: TrainingPlan, mesh: Mesh) -> GlobalBatch:
     """Shapes and shardings of a batch, without any array."""
     rows, length = plan.train.global_batch, plan.train.sequence_length
     inner: dict[str, tuple[int, ...]] = {"num_bytes": (), "stop_vote": (), "cursor": (CURSOR_WORDS,)}
@@ -133,7 +133,9 @@ def _eval_step(program: LossProgram, params: ParamTree, batch: GlobalBatch) -> M
     return {"nats": sums.nats, "tokens": sums.tokens, "bytes": sums.num_bytes}
 
 
-def _updated(plan: Plan, state: TrainState, grads: ParamTree, *, scale: Array, rate: Any) -> tuple[ParamTree, Any]:
+def _updated(
+    plan: TrainingPlan, state: TrainState, grads: ParamTree, *, scale: Array, rate: Any
+) -> tuple[ParamTree, Any]:
     grads = jax.tree.map(lambda grad: grad * scale, grads)
     optimizer = adamw(plan.optim, logical_axes(plan.model))
     direction, opt_state = optimizer.update(grads, state.opt_state, state.params)

@@ -9,14 +9,21 @@ from tpuctl.errors import TpuctlError
 
 
 class StopReason(StrEnum):
-    """A wish to end early that leaves a checkpoint behind. Its text is for the log."""
+    """A wish to end early that leaves a checkpoint behind. Its text is for the log. The later one here counts more."""
 
-    REQUESTED = "stop requested"
     PREEMPTED = "host about to be preempted"
-    ELSEWHERE = "asked for on another host"
+    REQUESTED = "stop requested"
 
 
 StopPoll = Callable[[], StopReason | None]
+
+
+class PreemptedError(TpuctlError):
+    """A host is about to be taken away; ``step`` is saved, and training goes on from there on other hosts."""
+
+    def __init__(self, *, step: int) -> None:
+        super().__init__(f"a host is about to be preempted; step {step} is saved")
+        self.step = step
 
 
 class NonFiniteLoss(TpuctlError):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tpuctl.plan.schema import Plan
+from tpuctl.plan.schema import TrainingPlan
 from tpuctl.runs.events import Event
 from tpuctl.train.batch import BatchFeed
 from tpuctl.train.checkpoint import Checkpoints
@@ -33,7 +33,7 @@ class Task:
         watchdog_seconds: After so long without a finished step the process ends.
     """
 
-    plan: Plan
+    plan: TrainingPlan
     program: Program
     feed: BatchFeed
     checkpoints: Checkpoints

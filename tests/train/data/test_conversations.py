@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.fakes.tiny_training import DATA, TRAIN
 from tests.train.data.parquet_folders import assert_equal, rows_of, take, take_all, write_table
-from tests.train.data.plans import data_plan, train_plan
 from tpuctl.errors import DataError
 from tpuctl.plan.schema import ChatPlan
 from tpuctl.train.batch import HostBatch
@@ -60,8 +60,8 @@ def stream_of(folder: Path, columns: dict[str, Any], **changes: Any) -> Stream:
     sizes = {"length": 32, "lanes": 1, "epochs": 1, "shuffle": False} | changes
     rules = replace(RULES, template=str(folder / "template.jinja"))
     rules = replace(rules, **{key: value for key, value in changes.items() if key in ChatPlan.__slots__})
-    data = data_plan(chat=rules, shuffle=sizes["shuffle"], epochs=sizes["epochs"])
-    train = train_plan(sequence_length=sizes["length"], global_batch=sizes["lanes"])
+    data = replace(DATA, chat=rules, shuffle=sizes["shuffle"], epochs=sizes["epochs"])
+    train = replace(TRAIN, sequence_length=sizes["length"], global_batch=sizes["lanes"])
     corpus = open_corpus(str(folder / "data"), columns=Columns.of(data))
     ref = TokenizerRef(name="bytes", directory=str(folder), vocab_size=257)
     return train_stream(data, train, corpus=corpus, tokenizer=ref)
@@ -242,7 +242,7 @@ def test_conversations_held_out_are_read_by_the_same_rules(tmp_path: Path) -> No
     train = stream_of(tmp_path, messages(turns("hi", "yes")))
     assert train.chat is not None
     held_out = eval_stream(
-        data_plan(chat=train.chat), train_plan(global_batch=1), corpus=train.corpus, tokenizer=train.tokenizer
+        replace(DATA, chat=train.chat), replace(TRAIN, global_batch=1), corpus=train.corpus, tokenizer=train.tokenizer
     )
     assert held_out.chat == train.chat
     assert learned(take_all(replace(held_out, sequence_length=32))[0]) == "yes|"

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.fakes.tiny_training import DATA, TRAIN
 from tests.train.data.parquet_folders import (
     BYTES,
     assert_equal,
@@ -24,7 +25,6 @@ from tests.train.data.parquet_folders import (
     words,
     write,
 )
-from tests.train.data.plans import data_plan, train_plan
 from tpuctl.train.batch import HostBatch
 from tpuctl.train.data.documents import FAULTS
 from tpuctl.train.data.groups import GroupBudget
@@ -252,9 +252,9 @@ def _assert_well_packed(batch: HostBatch, row: int) -> None:
 def test_eval_stream_reads_once_in_the_same_order_whatever_the_seed(tmp_path: Path) -> None:
     folder, texts = folder_of(tmp_path, seed=0)
     corpus, tokenizer = stream_over(folder).corpus, stream_over(folder).tokenizer
+    train = replace(TRAIN, global_batch=4, sequence_length=16)
     one, other = (
-        take_all(eval_stream(data_plan(seed=seed, epochs=0), train_plan(), corpus=corpus, tokenizer=tokenizer))
-        for seed in (1, 2)
+        take_all(eval_stream(replace(DATA, seed=seed), train, corpus=corpus, tokenizer=tokenizer)) for seed in (1, 2)
     )
     for found, expected in zip(one, other, strict=True):
         assert_equal(found, expected)

@@ -1,7 +1,8 @@
-"""What the training loop holds: a feed in this process, and the rule for the last, partial batch."""
+"""What the training loop holds: feeds, the one in this process, and the rule for the last, partial batch."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -62,38 +63,51 @@ class Batches:
             reader.close()
 
 
-class LocalFeed:
-    """Batches read in this process: a ``BatchFeed`` without Ray, for tests and for use as a library.
+class StreamFeed(ABC):
+    """A ``BatchFeed`` of a training and a held-out stream; where they are read is up to the kind of feed.
 
-    ``rows`` are the numbers of the global batch's rows that this host holds. ``prefetch`` batches are made ahead
-    in a thread; 0 makes each when it is asked for.
+    ``rows`` are the numbers of the global batch's rows that this host holds.
+    """
+
+    def __init__(self, train: Stream, *, held_out: Stream | None, rows: Sequence[int]) -> None:
+        self.rows = tuple(rows)
+        self._train = train
+        self._held_out = None if held_out is None else Replay(partial(self.read, held_out), rows=len(self.rows))
+
+    @abstractmethod
+    def read(self, stream: Stream, cursor: Int32[np.ndarray, "rows 4"]) -> Batches:
+        """This host's rows of a stream, from ``cursor`` on. Reading begins at once, before the first is asked for."""
+
+    def train(self, cursor: Int32[np.ndarray, "rows 4"]) -> Batches:
+        """This host's rows from ``cursor`` on; see ``BatchFeed``. Starting a reader takes time, so call it early."""
+        return self.read(self._train, cursor)
+
+    def evaluate(self) -> Generator[HostBatch]:
+        """This host's rows of the held-out text; see ``BatchFeed``.
+
+        Raises:
+            DataError: the recipe names no held-out text.
+        """
+        if self._held_out is None:
+            raise DataError("there is no held-out text to evaluate on", hint="set data.eval_uri")
+        return self._held_out.batches()
+
+
+class LocalFeed(StreamFeed):
+    """Batches read in this process: a feed without Ray, for tests and for use as a library.
+
+    ``prefetch`` batches are made ahead in a thread; 0 makes each when it is asked for.
     """
 
     def __init__(self, train: Stream, *, held_out: Stream | None, rows: Sequence[int], prefetch: int = 2) -> None:
-        self._train = train
-        self._rows = tuple(rows)
+        super().__init__(train, held_out=held_out, rows=rows)
         self._prefetch = prefetch
-        self._held_out = None if held_out is None else Replay(partial(self._read, held_out), rows=len(self._rows))
 
-    def train(self, cursor: Int32[np.ndarray, "rows 4"]) -> Batches:
-        """This host's rows from ``cursor`` on; see ``BatchFeed``. Reading begins at once, before the first is asked."""
-        return self._read(self._train, cursor)
-
-    def evaluate(self) -> Generator[HostBatch]:
-        """This host's rows of the held-out text; see ``BatchFeed``."""
-        if self._held_out is None:
-            raise no_held_out()
-        return self._held_out.batches()
-
-    def _read(self, stream: Stream, cursor: Int32[np.ndarray, "rows 4"]) -> Batches:
-        pieces = read_stream(stream, lanes=self._rows, cursor=cursor)
+    def read(self, stream: Stream, cursor: Int32[np.ndarray, "rows 4"]) -> Batches:
+        """This host's rows of a stream, from one reader."""
+        pieces = read_stream(stream, lanes=self.rows, cursor=cursor)
         reader: Reader = Prefetched(pieces, depth=self._prefetch) if self._prefetch else pieces
         return Batches([reader], uri=stream.corpus.uri)
-
-
-def no_held_out() -> DataError:
-    """The error of a feed that is asked to evaluate although the recipe names no held-out text."""
-    return DataError("there is no held-out text to evaluate on", hint="set data.eval_uri")
 
 
 def valid_rows(batch: HostBatch) -> int:

@@ -1,52 +1,28 @@
-"""The HTTP session to a Ray cluster's dashboard: base URL, token, timeouts, and errors of one line.
-
-Knows Ray's rules for finding the token and nothing of jobs or slices; ``submit`` and ``cluster`` both stand on it.
-Imports no ray: the whole control side talks plain HTTP, since Ray's own client costs two seconds of CPU to import.
-"""
+"""One HTTP session to a Ray cluster's dashboard: its requests, its websocket, and errors of one line."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 import httpx
 
-from tpuctl.errors import ClusterError, UsageError
+from tpuctl.connection.address import DASHBOARD_PORT, parse_address
+from tpuctl.connection.errors import AuthError, ResponseError, UnreachableError
+from tpuctl.connection.token import TOKEN_HINT, find_token, job_headers
+from tpuctl.errors import ClusterError
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
-DASHBOARD_PORT = 8265
 TIMEOUT_SECONDS = 8.0
 TokenSource = Callable[[], str | None]
 
 _LOOPBACK_HOSTS = {"localhost", "127.0.0.1", "::1"}
-_TOKEN_HINT = (
-    "Ray reads its token from RAY_AUTH_TOKEN, from the file named by RAY_AUTH_TOKEN_PATH, or from ~/.ray/auth_token; "
-    "set one of them to the cluster's token."
-)
-
-
-class UnreachableError(ClusterError):
-    """Nothing answers at the address, or not in time. Worth another try."""
-
-
-class AuthError(ClusterError):
-    """The cluster answers 401 or 403: no token, a wrong one, or one that expired."""
-
-
-class ResponseError(ClusterError):
-    """Ray answered with an HTTP error; ``status`` and ``body`` are what it sent."""
-
-    def __init__(self, message: str, *, status: int, body: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.body = body
 
 
 class Connection:
@@ -203,7 +179,7 @@ class Connection:
 
     def _refused(self, response: httpx.Response) -> AuthError:
         what = "wants a token" if self._token is None else "refuses our token"
-        return AuthError(f"{self.address} {what} (HTTP {response.status_code})", hint=_TOKEN_HINT)
+        return AuthError(f"{self.address} {what} (HTTP {response.status_code})", hint=TOKEN_HINT)
 
     def _not_ray(self, why: str) -> ClusterError:
         return ClusterError(
@@ -221,79 +197,7 @@ def connect(address: str, environ: Mapping[str, str] = os.environ) -> Connection
         UsageError: an address that can't be a dashboard's, or ``RAY_JOB_HEADERS`` that is no JSON object.
         ClusterError: ``RAY_AUTH_TOKEN_PATH`` names a file that can't be read.
     """
-    return Connection(address, lambda: find_token(environ), headers=_job_headers(environ))
-
-
-def find_token(environ: Mapping[str, str]) -> str | None:
-    """The token by Ray's rules: ``RAY_AUTH_TOKEN``, ``RAY_AUTH_TOKEN_PATH``, ``~/.ray/auth_token``, else none."""
-    if environ.get("RAY_AUTH_MODE", "").lower() == "disabled":
-        return None
-    if token := environ.get("RAY_AUTH_TOKEN", "").strip():
-        return token
-    if path := environ.get("RAY_AUTH_TOKEN_PATH"):
-        return _token_in(Path(path).expanduser())
-    default = Path(environ.get("HOME") or Path.home()) / ".ray" / "auth_token"
-    return default.read_text().strip() or None if default.is_file() else None
-
-
-def parse_address(address: str) -> str:
-    """The dashboard's URL: ``host``, ``host:port`` or ``http(s)://…``, without a trailing slash.
-
-    Raises:
-        UsageError: another scheme (``ray://``), ``auto``, or no host.
-    """
-    text = address.strip()
-    try:
-        url = urlsplit(text if "://" in text else f"http://{text}")
-    except ValueError as error:
-        raise UsageError(f"cluster address {address!r}: {error}") from None
-    if url.username or url.password:
-        raise UsageError("the cluster address has a user or a password in it", hint=_TOKEN_HINT)
-    if url.scheme not in ("http", "https"):
-        raise UsageError(
-            f"cluster address {address!r}: tpuctl speaks HTTP, not {url.scheme}://", hint=_address_hint(url)
-        )
-    if not url.hostname or url.hostname == "auto" or not _port_fits(url):
-        raise UsageError(f"cluster address {address!r} has no host or no valid port", hint=_address_hint(url))
-    if "://" not in text and url.port is None:
-        return f"http://{url.netloc}:{DASHBOARD_PORT}{url.path}".rstrip("/")
-    # What stands after "#" comes from a browser's address line and is nothing to the API.
-    return f"{url.scheme}://{url.netloc}{url.path}".rstrip("/")
-
-
-def _address_hint(url: SplitResult) -> str:
-    host = url.hostname if url.hostname not in (None, "", "auto") else "HEAD"
-    return f"Give the dashboard's address: http://{host}:{DASHBOARD_PORT}."
-
-
-def _port_fits(url: SplitResult) -> bool:
-    try:
-        return url.port is None or url.port > 0
-    except ValueError:
-        return False
-
-
-def _token_in(path: Path) -> str:
-    try:
-        token = path.read_text().strip()
-    except OSError as error:
-        raise ClusterError(f"RAY_AUTH_TOKEN_PATH: cannot read {path}: {error.strerror}") from None
-    if not token:
-        raise ClusterError(f"RAY_AUTH_TOKEN_PATH: {path} is empty")
-    return token
-
-
-def _job_headers(environ: Mapping[str, str]) -> dict[str, str]:
-    text = environ.get("RAY_JOB_HEADERS")
-    if not text:
-        return {}
-    try:
-        headers = json.loads(text)
-    except ValueError:
-        headers = None
-    if not isinstance(headers, dict):
-        raise UsageError(f"RAY_JOB_HEADERS is no JSON object: {text!r}")
-    return {str(name): str(value) for name, value in headers.items()}
+    return Connection(address, lambda: find_token(environ), headers=job_headers(environ))
 
 
 def _response_error(response: httpx.Response) -> ResponseError:
