@@ -106,6 +106,13 @@ def test_prompt_with_a_token_beyond_the_models_rows_is_refused_when_it_is_met(tm
         load(tmp_path, rows=6)
 
 
+def test_prompt_with_half_a_character_is_refused(tmp_path: Path) -> None:
+    for tokenizer in (load(write_tokenizer(tmp_path)), ByteTokenizer()):
+        for read in (tokenizer.encode_prompt, tokenizer.parse):
+            with pytest.raises(DataError, match="character 2 of the text"):
+                read("a \ud83d")
+
+
 def test_config_of_another_model_is_refused(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     listed = {"90": {"content": "<x>", "special": True}}

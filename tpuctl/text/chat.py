@@ -53,6 +53,14 @@ class Chat:
         )
         return self.tokenizer.parse(rendered.text).ids
 
+    def whole(self, conversation: Conversation) -> Parsed:
+        """The ids of a whole conversation.
+
+        Raises:
+            ChatTemplateError: the template refuses the conversation.
+        """
+        return self.tokenizer.parse(self.template_for(conversation).render(conversation).text)
+
     def encode(self, conversation: Conversation) -> EncodedChat:
         """A whole conversation, with its answers marked.
 

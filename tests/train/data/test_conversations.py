@@ -103,6 +103,12 @@ def test_conversations_are_learned_whole_where_the_recipe_says_all(tmp_path: Pat
     assert batch.num_bytes.tolist() == [len(":hi" + "a:yes")]
 
 
+def test_conversations_without_a_question_can_be_learned_whole(tmp_path: Path) -> None:
+    begins_with_answer = [{"role": "assistant", "content": "hello"}, {"role": "user", "content": "hi"}]
+    (batch,) = take_all(stream_of(tmp_path, messages(begins_with_answer), loss_on="all"))
+    assert learned(batch) == ":hello|u:hi|"
+
+
 @pytest.mark.parametrize(
     ("columns", "rules"),
     [
@@ -166,6 +172,8 @@ BAD = [
     ('[{"role": "user", "content": "x"}]', "unanswered"),
     ('[{"role": "system", "content": "x"}, {"role": "user", "content": "x"}]', "unanswered"),
     ('[{"role": "assistant", "content": "x"}]', "unrendered"),
+    ('[{"role": "user", "content": "\\ud83d"}, {"role": "assistant", "content": "x"}]', "unrendered"),
+    ("[" * 100_000, "malformed"),
     ('[{"role": "system"}, {"role": "assistant", "content": [{"type": "image"}]}]', "unrendered"),
 ]
 
@@ -249,8 +257,10 @@ def test_conversations_held_out_are_read_by_the_same_rules(tmp_path: Path) -> No
 
 
 def test_conversations_give_a_tokenizer_what_is_said_in_them(tmp_path: Path) -> None:
-    stream = stream_of(tmp_path, messages(turns("hello there", "hello you"), turns("again", "hello")))
-    assert list(iter_texts(stream.corpus)) == ["hello there", "hello you", "again", "hello"]
+    rows = [json.dumps(turns("hello there", "hello you")), json.dumps(turns("again", "hello")), "{", "5", '["\\ud83d"]']
+    rows.append(json.dumps(turns("half", "a \ud83d")))
+    stream = stream_of(tmp_path, {"messages": pa.array(rows)})
+    assert list(iter_texts(stream.corpus)) == ["hello there", "hello you", "again", "hello", "half", "a "]
     prepare_tokenizer(TokenizerRef(name="bpe:270", directory=str(tmp_path), vocab_size=384), corpus=stream.corpus)
     assert "role" not in (tmp_path / "tokenizer.json").read_text()
 

@@ -102,12 +102,12 @@ def row_texts(row: str, *, kind: Kind) -> Iterator[str]:
         return
     try:
         messages = json.loads(row)
-    except ValueError:
+    except (ValueError, RecursionError):
         return
     for message in messages if isinstance(messages, list) else []:
         content = message.get("content") if isinstance(message, dict) else None
         if isinstance(content, str) and content:
-            yield content
+            yield content.encode(errors="ignore").decode()  # JSON may escape halves of characters
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -15,7 +15,7 @@ from tpuctl.errors import DataError
 from tpuctl.plan.schema import ChatPlan
 from tpuctl.text.answers import ASSISTANT
 from tpuctl.text.chat import Chat
-from tpuctl.text.template import ChatTemplateError, Conversation
+from tpuctl.text.template import Conversation
 from tpuctl.train.data.documents import Made
 from tpuctl.train.data.packing import Document
 
@@ -60,20 +60,22 @@ class ChatDocuments:
             return Made(document=None, fault="unanswered", detail="no turn of an assistant in the conversation")
         try:
             document = self._document(learned)
-        except ChatTemplateError as error:
+        except DataError as error:
             return Made(document=None, fault="unrendered", detail=error.message)
         if not document.loss_mask.any():
             return Made(document=None, fault="unanswered", detail="nothing to learn in the conversation")
         return self._fitted(document)
 
     def _document(self, messages: list[dict[str, Any]]) -> Document:
-        encoded = self._chat.encode(Conversation(messages=messages))
-        mask = encoded.is_answer if self._rules.loss_on == "answers" else np.ones_like(encoded.is_answer)
+        conversation = Conversation(messages=messages)
+        if self._rules.loss_on == "all":
+            whole = self._chat.whole(conversation)
+            ids, num_bytes, counts = whole.ids, whole.num_bytes, np.ones(len(whole.ids), np.int32)
+        else:
+            encoded = self._chat.encode(conversation)
+            ids, num_bytes, counts = encoded.ids, encoded.num_bytes, encoded.is_answer.astype(np.int32)
         return Document(
-            tokens=encoded.ids[:-1],
-            targets=encoded.ids[1:],
-            num_bytes=np.where(mask, encoded.num_bytes, 0)[1:].astype(np.int32),
-            loss_mask=mask[1:].astype(np.int32),
+            tokens=ids[:-1], targets=ids[1:], num_bytes=(num_bytes * counts)[1:].astype(np.int32), loss_mask=counts[1:]
         )
 
     def _fitted(self, document: Document) -> Made:
@@ -98,7 +100,7 @@ def _messages(row: str | None) -> list[dict[str, Any]] | Made:
         return Made(document=None, fault="empty")
     try:
         found = json.loads(row)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return _malformed(f"not JSON: {error}")
     if not isinstance(found, list):
         return _malformed(f"a {type(found).__name__}, expected a list of messages")
