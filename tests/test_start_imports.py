@@ -23,6 +23,9 @@ HEAVY = (
     "rich",
     "httpx",
     "websockets",
+    "google",
+    "requests",
+    "fsspec",
 )
 
 PROBE = f"""

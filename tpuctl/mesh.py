@@ -49,9 +49,12 @@ class ShardingRules:
     embed: tuple[str, ...] = ("fsdp", "data")
     heads: tuple[str, ...] = ("tensor",)
     kv_heads: tuple[str, ...] = ("tensor",)
+    shared_kv_heads: tuple[str, ...] = ()
     head_dim: tuple[str, ...] = ()
     mlp: tuple[str, ...] = ("tensor",)
+    experts: tuple[str, ...] = ()
     vocab: tuple[str, ...] = ("tensor",)
+    position: tuple[str, ...] = ()
     norm: tuple[str, ...] = ()
 
     def mesh_axes(self, logical: str) -> tuple[str, ...]:

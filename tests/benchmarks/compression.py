@@ -17,7 +17,8 @@ from tpuctl.text import load_tokenizer
 from tpuctl.train.baselines import Baseline, baselines, compressed_bits_per_byte, gzip_9, xz_9
 from tpuctl.train.data.columns import Columns
 from tpuctl.train.data.corpus import Corpus, iter_texts, open_corpus
-from tpuctl.train.data.stream import TokenizerRef, prepare_tokenizer
+from tpuctl.train.data.stream import prepare_tokenizer
+from tpuctl.train.data.tokenizer_files import TokenizerRef
 
 MEANING = """\
 Bits per byte: bits to tell the held-out files, over their UTF-8 bytes. Every row also tells where files end.

@@ -17,6 +17,7 @@ FLAGS = {
     "cluster ls": {"--output", "--quiet"},
     "cluster status": {"--cluster", "--output", "--quiet"},
     "cluster up": {"--accelerator", "--cpus", "--name", "--output", "--quiet", "--slices", "--topology"},
+    "infer": {"--cluster", "--detach", "--dry-run", "--output", "--quiet", "--set", "--wait"},
     "init": {"--output"},
     "jobs ls": {"--cluster", "--output", "--quiet"},
     "jobs show": {"--cluster", "--output"},

@@ -111,7 +111,7 @@ def test_dataset_uris_builds_only_what_is_built_in(built: CorpusUris, tmp_path: 
     own = dataset_uris(PYTHON_STDLIB, eval_uri="/eval", directory=folder)
     assert own == CorpusUris(train_uri=built.train_uri, eval_uri="/eval")
     with pytest.raises(DataError, match="no built-in dataset 'builtin:wikipedia'"):
-        dataset_uris("builtin:wikipedia", eval_uri=None, directory=tmp_path)
+        dataset_uris("builtin:wikipedia", eval_uri=None, directory=str(tmp_path))
 
 
 def _documents_while_another_builds(directory: Path) -> list[tuple[str, str]]:

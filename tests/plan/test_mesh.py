@@ -16,6 +16,7 @@ LARGE = ["model.preset=llama3-8b", "data.tokenizer=bytes"]
     [
         ([], (1, 1, 4, 1)),
         (["mesh.tensor=2"], (1, 1, 2, 2)),
+        (["mesh.tensor=4"], (1, 1, 1, 4)),  # more devices than key heads
         (["mesh.data=2"], (1, 2, 2, 1)),
         (["mesh.data=4", "mesh.fsdp=1"], (1, 4, 1, 1)),
         (["mesh.fsdp=2"], (1, 2, 2, 1)),
@@ -50,7 +51,19 @@ def test_plan_mesh_that_splits_by_tensor_unasked_says_why(make_plan) -> None:
         (["mesh.slice=2"], "mesh.slice", "number of slices, 1", "1"),
         (["mesh.fsdp=3"], "mesh.fsdp", "fsdp 3 does not make the 4 devices", "product"),
         (["mesh.fsdp=4", "mesh.tensor=2"], "mesh.fsdp", "fsdp 4 × tensor 2", "product"),
-        (["mesh.tensor=4"], "mesh.tensor", "num_kv_heads 2", "divisor of 2"),
+        (["mesh.tensor=4", "model.num_heads=6", "model.head_dim=64"], "mesh.tensor", "num_heads 6", "divisor of 6"),
+        (
+            ["mesh.tensor=4", "model.num_heads=12", "model.num_kv_heads=6", "model.head_dim=64"],
+            "mesh.tensor",
+            "neither divides num_kv_heads 6 nor is a multiple",
+            "divisor or a multiple of 6",
+        ),
+        (
+            ["mesh.tensor=4", "model.preset=qwen3-30b-a3b", "slice.topology=16x16", "train.sequence_length=130"],
+            "mesh.tensor",
+            "sequence_length 130",
+            "",
+        ),
         (["mesh.tensor=2", "train.sequence_length=129"], "mesh.tensor", "sequence_length 129", ""),
         (["mesh.tensor=2", "model.mlp_size=333"], "mesh.tensor", "mlp_size 333", ""),
         (["model.hidden_size=130", "mesh.tensor=1"], "mesh.fsdp", "hidden_size 130", "tensor"),

@@ -58,3 +58,15 @@ def test_plan_model_that_can_not_be_says_which_size(make_plan, overrides, key, m
     assert caught.value.where.key == key
     assert message in caught.value.message
     assert hint in (caught.value.hint or "")
+
+
+def test_plan_model_of_a_preset_made_shallower_has_no_layer_that_is_not_there(make_plan) -> None:
+    large = ["slice.topology=4x4", "train.global_batch=16"]
+    model = make_plan("model.preset=gemma3-1b", "model.num_layers=7", *large).model
+    assert model.local_layers == (0, 1, 2, 3, 4, 6)
+
+
+def test_plan_model_with_learned_positions_refuses_longer_sequences(make_plan) -> None:
+    assert make_plan("model.preset=gpt2", "train.sequence_length=1024").model.max_positions == 1024
+    with pytest.raises(RecipeError, match="1025 tokens are more than the 1024 positions"):
+        make_plan("model.preset=gpt2", "train.sequence_length=1025")

@@ -106,10 +106,9 @@ def test_chat_prompt_that_is_continued_ends_within_the_last_message() -> None:
 
 def test_load_chat_takes_the_given_template_before_the_folders(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("folder's")
-    (tmp_path / "own.jinja").write_text("own")
     asked: Any = Conversation(messages=[{"role": "user", "content": "x"}])
     assert load_chat(ByteTokenizer(), folder=tmp_path).template.render(asked).text == "folder's"
-    own = load_chat(ByteTokenizer(), folder=tmp_path, template_path=tmp_path / "own.jinja")
+    own = load_chat(ByteTokenizer(), folder=tmp_path, source="own")
     assert own.template.render(asked).text == "own"
 
 
@@ -127,8 +126,6 @@ def test_load_chat_without_a_template_says_what_to_do(tmp_path: Path) -> None:
     for folder in (None, tmp_path):
         with pytest.raises(DataError, match="no chat template"):
             load_chat(ByteTokenizer(), folder=folder)
-    with pytest.raises(DataError, match="no chat template at"):
-        load_chat(ByteTokenizer(), folder=None, template_path=tmp_path / "none.jinja")
 
 
 def test_load_chat_of_a_folder_as_transformers_writes_it(tmp_path: Path) -> None:

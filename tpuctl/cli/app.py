@@ -13,6 +13,7 @@ import typer
 
 from tpuctl.cli import cluster, console, tokenizer
 from tpuctl.cli.check import check
+from tpuctl.cli.infer import infer
 from tpuctl.cli.init import init
 from tpuctl.cli.jobs import jobs
 from tpuctl.cli.logs import logs
@@ -50,7 +51,7 @@ def version(output: OutputOption = Output.text) -> None:
         console.out(__version__)
 
 
-for _verb in (train, run_recipe, plan, check, init, schema, slices, logs, stop):
+for _verb in (train, infer, run_recipe, plan, check, init, schema, slices, logs, stop):
     app.command()(_verb)
 app.add_typer(jobs, name="jobs")
 app.add_typer(cluster.app, name="cluster")

@@ -13,7 +13,7 @@ from tpuctl.cli.options import Output, OutputOption, RecipeArgument, SetOption
 from tpuctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from tpuctl.plan.schema import Plan, TrainingPlan, WorkPlan
+    from tpuctl.plan.schema import InferencePlan, Plan, TrainingPlan, WorkPlan
 
 
 def plan(recipe: RecipeArgument, set_: SetOption = None, output: OutputOption = Output.text) -> None:
@@ -55,13 +55,15 @@ def current_directory() -> Path:
 
 def describe(plan: Plan) -> str:
     """A masked plan for people, one line per part."""
-    from tpuctl.plan.schema import CustomPlan, TrainingPlan
+    from tpuctl.plan.schema import CustomPlan, InferencePlan, TrainingPlan
 
     lines = [("run", f"{plan.run.name} in {plan.run.directory}"), ("slice", _slice(plan))]
     if isinstance(plan, TrainingPlan):
         lines += _training(plan)
     if isinstance(plan, CustomPlan):
         lines += _custom(plan.work)
+    if isinstance(plan, InferencePlan):
+        lines += _inference(plan)
     lines.append(("job", _job(plan)))
     if isinstance(plan, TrainingPlan):
         lines.append(("memory", _memory(plan)))
@@ -74,6 +76,25 @@ def _custom(work: WorkPlan) -> list[tuple[str, str]]:
     without = f", without {' '.join(work.exclude)}" if work.exclude else ""
     files = f"{work.directory}{without}" if work.directory else "none of yours"
     return [("runs", f"{runs}, on every host"), ("files", files)]
+
+
+def _inference(plan: InferencePlan) -> list[tuple[str, str]]:
+    data, task, output = plan.data, plan.task, plan.output
+    columns = f"columns {', '.join(data.columns)}" if data.columns else "all columns"
+    limit = f", the first {data.limit:,} rows" if data.limit else ""
+    inputs = ", ".join(task.inputs) or "all columns that can be arrays"
+    batches = f"batches of {task.batch_rows} rows, ragged end {task.ragged}"
+    what = f"{task.function} on {inputs}" if task.function else f"of {task.text_column} by {_source(plan)}"
+    bad = "fail the job" if output.bad_rows == "fail" else f"go to quarantine, at most {output.max_quarantine}"
+    return [
+        ("data", f"{data.uri} ({columns}{limit})"),
+        ("task", f"{task.kind} {what}; {batches}"),
+        ("output", f"{output.uri}, mode {output.mode}; at most {output.rows_per_part:,} rows a part; bad rows {bad}"),
+    ]
+
+
+def _source(plan: InferencePlan) -> str:
+    return plan.model.uri if plan.model else "no model"
 
 
 def _training(plan: TrainingPlan) -> list[tuple[str, str]]:

@@ -11,8 +11,9 @@ from tpuctl.entrypoints.emit import emit_event, warnings_as_notes
 from tpuctl.entrypoints.preemption import noticed
 from tpuctl.entrypoints.prepare import Text
 from tpuctl.entrypoints.stopping import StopWatch
+from tpuctl.errors import StorageError
 from tpuctl.plan.schema import TrainingPlan, plan_from_json, plan_to_json
-from tpuctl.runs.events import Event
+from tpuctl.runs.events import Event, event
 from tpuctl.runs.record import MetricsWriter
 from tpuctl.storage import join
 
@@ -70,11 +71,12 @@ def train_host(config: dict[str, Any]) -> HostResult:
         logging.getLogger(name).setLevel(logging.WARNING)
     simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
     verify_devices(given.plan, simulated=simulated)
-    watch = StopWatch(given.job)
+    watch, recorder = StopWatch(given.job), Recorder(given.plan.run.directory)
     try:
-        return _result(run(_task(given, lambda: _reason_to_stop(watch), simulated=simulated)))
+        return _result(run(_task(given, lambda: _reason_to_stop(watch), recorder, simulated=simulated)))
     finally:
         watch.close()
+        recorder.close()
 
 
 def _reason_to_stop(watch: StopWatch) -> StopReason | None:
@@ -85,7 +87,7 @@ def _reason_to_stop(watch: StopWatch) -> StopReason | None:
     return StopReason.PREEMPTED if noticed() else None
 
 
-def _task(given: HostConfig, stop: StopPoll, *, simulated: bool) -> Task:
+def _task(given: HostConfig, stop: StopPoll, recorder: Recorder, *, simulated: bool) -> Task:
     from tpuctl.entrypoints.ray_feed import RayFeed
     from tpuctl.mesh import create_mesh, host_rows
     from tpuctl.train.checkpoint import Checkpoints
@@ -108,7 +110,7 @@ def _task(given: HostConfig, stop: StopPoll, *, simulated: bool) -> Task:
         checkpoints=Checkpoints(
             join(plan.run.directory, "checkpoints"), provenance=provenance, keep=plan.checkpoint.keep
         ),
-        emit=Recorder(plan.run.directory).take,
+        emit=recorder.take,
         stop=stop,
         simulated=simulated,
     )
@@ -132,6 +134,15 @@ class Recorder:
             self._resume_step = item["step"]
         if item["event"] in ("step", "eval"):
             self._history().append(item)
+
+    def close(self) -> None:
+        """Return once the history is kept; one that can't be is told, and is no reason to call the run failed."""
+        if self._metrics is None:
+            return
+        try:
+            self._metrics.close()
+        except StorageError as error:
+            emit_event(event("note", text=f"the last steps are missing from the run's history: {error.message}"))
 
     def _history(self) -> MetricsWriter:
         if self._metrics is None:

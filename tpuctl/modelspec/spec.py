@@ -88,3 +88,16 @@ class ModelSpec:
     sliding_window: int | None = None
     local_layers: tuple[int, ...] = ()
     experts: ExpertSpec | None = None
+
+    @property
+    def expert_layers(self) -> tuple[int, ...]:
+        """Layers with routed experts."""
+        if self.experts is None:
+            return ()
+        return tuple(layer for layer in range(self.num_layers) if layer not in self.experts.dense_layers)
+
+    @property
+    def mlp_layers(self) -> tuple[int, ...]:
+        """Layers with an MLP: all but those with experts."""
+        routed = set(self.expert_layers)
+        return tuple(layer for layer in range(self.num_layers) if layer not in routed)

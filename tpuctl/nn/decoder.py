@@ -6,8 +6,9 @@ not grow with depth. Runs on one device as it is, and on a mesh inside ``jax.sha
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -17,86 +18,29 @@ from jax import Array, lax
 from jaxtyping import Float, Int, Key
 
 from tpuctl.modelspec import ModelSpec
-from tpuctl.nn.attention import CONTEXT_NAME, AttentionKernel, attend
-from tpuctl.nn.layers import ParamMaker, RMSNorm, Rotary, SwiGLU, dropout, project, project_back, rotary
+from tpuctl.nn.attention import CONTEXT_NAME, NO_WINDOW, Attend, LayerView, RowAttention
+from tpuctl.nn.block import Block, ForwardOptions, Surroundings, folded, residual_norm
+from tpuctl.nn.layers import ParamMaker
 from tpuctl.nn.partition import WHOLE, Partition
+from tpuctl.nn.rotary import layer_rotaries
 from tpuctl.plan.schema import RematPolicy
+
+__all__ = ["Decoder", "ForwardOptions", "TokenRows", "rematerialised"]
 
 _EMBED_STD = 0.02
 _MAX_WEIGHTS = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ForwardOptions:
-    """How the decoder runs: nothing here changes what it computes, but for ``dropout``."""
-
-    kernel: AttentionKernel = "reference"
-    remat: RematPolicy = "none"
-    dropout: float = 0.0
-    partition: Partition = WHOLE
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRows:
-    """Rows of tokens with where they stand. ``dropout_keys``: one per row, or ``None`` for no dropout."""
+    """Rows of tokens with where they stand."""
 
     tokens: Int[Array, "b s"]
     positions: Int[Array, "b s"]
     segment_ids: Int[Array, "b s"]
-    dropout_keys: Key[Array, " b"] | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Context:
-    """What every layer needs beside its input."""
-
-    rotary: Rotary
-    segment_ids: Int[Array, "b s"]
-    dropout_keys: Key[Array, " b"] | None
-
-
-for _node in (TokenRows, _Context):
-    jax.tree_util.register_dataclass(_node)
-
-
-class Attention(nnx.Module):
-    """Grouped-query self-attention with rotary positions."""
-
-    def __init__(self, spec: ModelSpec, *, out_std: float, make: ParamMaker) -> None:
-        hidden, heads, kv_heads, dim = spec.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim
-        std = hidden**-0.5
-        self.query = make.normal((hidden, heads, dim), ("embed", "heads", "head_dim"), std=std)
-        self.key = make.normal((hidden, kv_heads, dim), ("embed", "kv_heads", "head_dim"), std=std)
-        self.value = make.normal((hidden, kv_heads, dim), ("embed", "kv_heads", "head_dim"), std=std)
-        out_axes = ("embed", "heads", "head_dim")
-        self.out = make.normal((hidden, heads, dim), out_axes, std=out_std * (heads * dim) ** -0.5)
-
-    def __call__(self, x: Float[Array, "b s d"], context: _Context, options: ForwardOptions) -> Float[Array, "b s d"]:
-        """Partial sums over ``tensor``, to be added up by the caller's ``scatter_sequence``."""
-        weight = options.partition.weight
-        q, k, v = (project(x, weight(param)) for param in (self.query, self.key, self.value))
-        q, k = context.rotary.rotate(q), context.rotary.rotate(k)
-        mixed = attend(q, k, v, segment_ids=context.segment_ids, kernel=options.kernel)
-        return project_back(mixed, weight(self.out))
-
-
-class Block(nnx.Module):
-    """One layer: attention, then the MLP, each on the normalised input and added to it."""
-
-    def __init__(self, spec: ModelSpec, *, make: ParamMaker) -> None:
-        out_std = (2 * spec.num_layers) ** -0.5  # keeps the residual stream's variance flat in depth (GPT-2)
-        self.attention_norm = RMSNorm(spec.hidden_size, epsilon=spec.norm_eps, make=make)
-        self.attention = Attention(spec, out_std=out_std, make=make)
-        self.mlp_norm = RMSNorm(spec.hidden_size, epsilon=spec.norm_eps, make=make)
-        self.mlp = SwiGLU(spec.hidden_size, spec.mlp_size, out_std=out_std, make=make)
-
-    def __call__(self, x: Float[Array, "b s d"], context: _Context, options: ForwardOptions) -> Float[Array, "b s d"]:
-        """The layer's output; ``x`` and the result are split along the sequence over ``tensor``."""
-        part = options.partition
-        attended = self.attention(part.gather_sequence(self.attention_norm(x)), context, options)
-        x = x + _dropped(part.scatter_sequence(attended), context, options, site=0)
-        mixed = self.mlp(part.gather_sequence(self.mlp_norm(x)), partition=part)
-        return x + _dropped(part.scatter_sequence(mixed), context, options, site=1)
+jax.tree_util.register_dataclass(TokenRows)
 
 
 class Decoder(nnx.Module):
@@ -105,25 +49,58 @@ class Decoder(nnx.Module):
     def __init__(self, spec: ModelSpec, *, key: Key[Array, ""]) -> None:
         keys = iter(jax.random.split(key, _MAX_WEIGHTS))
         make = ParamMaker(keys=keys)
-        self.num_layers = spec.num_layers
-        self.head_dim = spec.head_dim
-        self.rope_theta = spec.rope_theta
+        self.spec = spec
         self.embedding = make.normal((spec.vocab_size, spec.hidden_size), ("vocab", "embed"), std=_EMBED_STD)
-        self.layers = Block(spec, make=ParamMaker(keys=keys, layers=spec.num_layers))
-        self.final_norm = RMSNorm(spec.hidden_size, epsilon=spec.norm_eps, make=make)
+        table_shape = (spec.max_positions, spec.hidden_size)
+        learned = spec.positions == "learned"
+        self.position_embedding = make.normal(table_shape, ("position", "embed"), std=_EMBED_STD) if learned else None
+        self.layers = Block(spec, make=make.stacked(spec.num_layers))
+        self.final_norm = residual_norm(spec, make)
         head_shape = (spec.hidden_size, spec.vocab_size)
         self.head = None if spec.tied_embedding else make.normal(head_shape, ("embed", "vocab"), std=_EMBED_STD)
 
     def hidden(self, rows: TokenRows, *, options: ForwardOptions) -> Float[Array, "b s d"]:
-        """Hidden states after the last norm, whole along the sequence, in the dtype of the weights."""
-        context = _Context(
-            rotary=rotary(rows.positions, head_dim=self.head_dim, theta=self.rope_theta),
+        """Hidden states of rows that hold all there is to see: ``run`` with attention within their segments."""
+        attend = RowAttention(
             segment_ids=rows.segment_ids,
-            dropout_keys=rows.dropout_keys,
+            kernel=options.kernel,
+            window=self.spec.sliding_window if self.spec.local_layers else None,
+            all_local=len(self.spec.local_layers) == self.spec.num_layers,
         )
-        x = options.partition.embed(self.embedding, rows.tokens)
-        x = self._run_layers(x, context, options)
-        return options.partition.gather_sequence(self.final_norm(x))
+        return self.run(rows.tokens, rows.positions, attend=attend, state=(), options=options)[0]
+
+    def run(
+        self,
+        tokens: Int[Array, "b s"],
+        positions: Int[Array, "b s"],
+        *,
+        attend: Attend,
+        state: Any,
+        options: ForwardOptions,
+    ) -> tuple[Float[Array, "b s d"], Any]:
+        """Hidden states after the last norm, whole along the sequence, in the dtype of the weights; and the state.
+
+        ``state``, any pytree, goes through ``attend`` of every layer in turn: the caches of an engine, say. On a
+        mesh ``s`` must divide over ``tensor``.
+        """
+        rotaries = layer_rotaries(self.spec, positions)
+        carry = (self._embedded(tokens, positions, options.partition), state)
+        for graph, stacked, views in self._stretches():
+
+            def layer(carry: tuple[Array, Any], this: tuple[Any, LayerView], graph: Any = graph) -> tuple[Any, None]:
+                params, view = this
+                around = Surroundings(
+                    rotary=rotaries.of(view.window < NO_WINDOW),
+                    view=view,
+                    attend=attend,
+                    options=replace(options, dropout_keys=folded(options.dropout_keys, view.index)),
+                )
+                return nnx.merge(graph, params)(*carry, around), None
+
+            body = rematerialised(layer, options.remat)
+            carry, _ = lax.scan(body, carry, (stacked, views), unroll=options.unroll or 1)
+        x, state = carry
+        return options.partition.gather_sequence(self.final_norm(x)), state
 
     def head_matrix(self, *, partition: Partition) -> Float[Array, "d v_shard"]:
         """The matrix from hidden states to logits, whole over ``fsdp``: the embedding's transpose if tied."""
@@ -131,21 +108,64 @@ class Decoder(nnx.Module):
             return partition.weight_transposed(self.embedding)
         return partition.weight(self.head)
 
+    def project_to_vocab(
+        self, hidden: Float[Array, "*b d"], *, partition: Partition = WHOLE
+    ) -> Float[Array, "*b v_shard"]:
+        """Logits of this device's part of the vocabulary, f32, soft-capped where the model's are."""
+        head = self.head_matrix(partition=partition)
+        logits = jnp.dot(hidden, head, preferred_element_type=jnp.float32)
+        cap = self.spec.logits_softcap
+        return logits if cap is None else cap * jnp.tanh(logits / cap)
+
     def logits(self, rows: TokenRows) -> Float[Array, "b s v"]:
         """All logits, f32, on one device: for tests and small evaluations."""
-        hidden = self.hidden(rows, options=ForwardOptions())
-        return jnp.dot(hidden, self.head_matrix(partition=WHOLE), preferred_element_type=jnp.float32)
+        return self.project_to_vocab(self.hidden(rows, options=ForwardOptions()))
 
-    def _run_layers(self, x: Float[Array, "b s d"], context: _Context, options: ForwardOptions) -> Array:
-        graph, stacked = nnx.split(self.layers)
+    def _embedded(self, tokens: Array, positions: Array, part: Partition) -> Float[Array, "b s_shard d"]:
+        x = part.embed(self.embedding, tokens)
+        if self.position_embedding is not None:
+            x = x + part.weight(self.position_embedding)[part.sequence_shard(positions)]
+        return x if self.spec.embedding_scale == 1.0 else x * jnp.asarray(self.spec.embedding_scale, x.dtype)
 
-        def layer(x: Array, layer_params: tuple[Any, Array]) -> tuple[Array, None]:
-            params, index = layer_params
-            inside = _with_layer_keys(context, index)
-            return nnx.merge(graph, params)(x, inside, options), None
+    def _stretches(self) -> Iterator[tuple[Any, Any, LayerView]]:
+        """Consecutive layers with the same parameters, as a module's graph, its stacked state and the layers' views.
 
-        indices = jnp.arange(self.num_layers)
-        return lax.scan(rematerialised(layer, options.remat), x, (stacked, indices))[0]
+        All layers are one stretch, but where some have an MLP and others experts.
+        """
+        views, routed = self._views(), set(self.spec.expert_layers)
+        kinds = [list(group) for _, group in itertools.groupby(range(self.spec.num_layers), lambda i: i in routed)]
+        if len(kinds) == 1:
+            yield *nnx.split(self.layers), views
+            return
+        for layers in kinds:
+            first, last = layers[0], layers[-1] + 1
+            yield *self._part(first, last), jax.tree.map(lambda x, a=first, b=last: x[a:b], views)
+
+    def _part(self, first: int, last: int) -> tuple[Any, Any]:
+        """Layers of one kind, without the parameters of the other."""
+        block = nnx.merge(*nnx.split(self.layers))
+        own, other, own_layers = "mlp", "experts", self.spec.mlp_layers
+        if first in self.spec.expert_layers:
+            own, other, own_layers = "experts", "mlp", self.spec.expert_layers
+        setattr(block, other, None)
+        graph, state = nnx.split(block)
+        begin = own_layers.index(first)
+        starts = {own: begin}
+
+        def cut(path: Any, leaf: Array) -> Array:
+            start = starts.get(path[0].key, first)
+            return leaf[start : start + last - first]
+
+        return graph, jax.tree_util.tree_map_with_path(cut, state)
+
+    def _views(self) -> LayerView:
+        """Of all layers, stacked."""
+        spec = self.spec
+        local = dict.fromkeys(spec.local_layers, spec.sliding_window)
+        windows = [local.get(layer) or NO_WINDOW for layer in range(spec.num_layers)]
+        return LayerView(
+            index=jnp.arange(spec.num_layers), window=jnp.asarray(windows, jnp.int32), softcap=spec.attention_softcap
+        )
 
 
 def rematerialised(layer: Callable[..., Any], policy: RematPolicy) -> Callable[..., Any]:
@@ -166,17 +186,3 @@ def rematerialised(layer: Callable[..., Any], policy: RematPolicy) -> Callable[.
         "full": policies.nothing_saveable,
     }[policy]
     return jax.checkpoint(layer, policy=keep, prevent_cse=False)
-
-
-def _with_layer_keys(context: _Context, layer: Array) -> _Context:
-    if context.dropout_keys is None:
-        return context
-    keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(context.dropout_keys, layer)
-    return _Context(rotary=context.rotary, segment_ids=context.segment_ids, dropout_keys=keys)
-
-
-def _dropped(x: Float[Array, "b s d"], context: _Context, options: ForwardOptions, *, site: int) -> Array:
-    if context.dropout_keys is None or not options.dropout:
-        return x
-    keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(context.dropout_keys, site)
-    return dropout(x, rate=options.dropout, keys=keys, partition=options.partition)

@@ -1,11 +1,12 @@
-"""Building blocks of the decoder: parameters with logical axes, RMSNorm, rotary embedding, SwiGLU, dropout.
+"""Building blocks of the decoder: parameters with logical axes, norms, projections, the MLP, dropout.
 
-Every parameter names its logical axes; where they lie is ``mesh.RULES``' business. Knows no model and no mesh.
+Every parameter names its logical axes; where they lie is ``mesh.RULES``' business. Knows no mesh.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 from jax.typing import DTypeLike
-from jaxtyping import Float, Int, Key
+from jaxtyping import Float, Key
 
+from tpuctl.modelspec import ModelSpec
+from tpuctl.modelspec.spec import Activation, NormKind
 from tpuctl.nn.partition import Partition
 
 
@@ -31,46 +34,92 @@ class ParamMaker:
 
     def normal(self, shape: tuple[int, ...], axes: tuple[str, ...], *, std: float) -> nnx.Param[Any]:
         """A weight drawn from a normal distribution cut off at two standard deviations."""
-        draw = jax.random.truncated_normal(next(self.keys), -2.0, 2.0, self._stacked(shape), jnp.float32)
+        draw = jax.random.truncated_normal(next(self.keys), -2.0, 2.0, self._shape(shape), jnp.float32)
         return nnx.Param(draw * std, axes=self._axes(axes))
 
     def ones(self, shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param[Any]:
         """A scale that starts at one."""
-        return nnx.Param(jnp.ones(self._stacked(shape), jnp.float32), axes=self._axes(axes))
+        return nnx.Param(jnp.ones(self._shape(shape), jnp.float32), axes=self._axes(axes))
+
+    def zeros(self, shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param[Any]:
+        """A bias, or a scale that counts from one."""
+        return nnx.Param(jnp.zeros(self._shape(shape), jnp.float32), axes=self._axes(axes))
+
+    def stacked(self, layers: int) -> ParamMaker:
+        """The same for so many layers."""
+        return ParamMaker(keys=self.keys, layers=layers)
 
     def _axes(self, axes: tuple[str, ...]) -> tuple[str, ...]:
         return axes if self.layers is None else ("layer", *axes)
 
-    def _stacked(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def _shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape if self.layers is None else (self.layers, *shape)
 
 
-class RMSNorm(nnx.Module):
-    """Root-mean-square normalisation with a learned scale (Zhang & Sennrich 2019); statistics in f32."""
+class Norm(nnx.Module):
+    """Normalisation with a learned scale over the last dimension; statistics in f32.
 
-    def __init__(self, size: int, *, epsilon: float, make: ParamMaker) -> None:
-        self.scale = make.ones((size,), ("norm",))
+    ``rms`` divides by the root mean square (Zhang & Sennrich 2019), ``layer`` also subtracts the mean and adds a bias
+    (Ba et al. 2016). With ``plus_one`` the scale is one plus its parameter.
+    """
+
+    def __init__(
+        self, size: int, *, epsilon: float, make: ParamMaker, kind: NormKind = "rms", plus_one: bool = False
+    ) -> None:
+        self.scale = make.zeros((size,), ("norm",)) if plus_one else make.ones((size,), ("norm",))
+        self.bias = make.zeros((size,), ("norm",)) if kind == "layer" else None
         self.epsilon = epsilon
+        self.plus_one = plus_one
 
     def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
         """Normalised over the last dimension, in the dtype of ``x``."""
         wide = x.astype(jnp.float32)
+        if self.bias is not None:
+            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         inverse = lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.epsilon)
-        return (wide * inverse * self.scale[...].astype(jnp.float32)).astype(x.dtype)
+        scale = self.scale[...].astype(jnp.float32)
+        scaled = wide * inverse * (1.0 + scale if self.plus_one else scale)
+        if self.bias is not None:
+            scaled = scaled + self.bias[...].astype(jnp.float32)
+        return scaled.astype(x.dtype)
 
 
-class SwiGLU(nnx.Module):
-    """The gated MLP ``down(silu(gate x) · up x)`` (Shazeer 2020)."""
+ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
 
-    def __init__(self, hidden: int, inner: int, *, out_std: float, make: ParamMaker) -> None:
-        self.gate = make.normal((hidden, inner), ("embed", "mlp"), std=hidden**-0.5)
-        self.up = make.normal((hidden, inner), ("embed", "mlp"), std=hidden**-0.5)
-        self.down = make.normal((hidden, inner), ("embed", "mlp"), std=out_std * inner**-0.5)
+
+class MLP(nnx.Module):
+    """``down(act(up x))``, or gated ``down(act(gate x) · up x)`` (Shazeer 2020)."""
+
+    def __init__(self, spec: ModelSpec, *, out_std: float, make: ParamMaker) -> None:
+        hidden, inner = spec.hidden_size, spec.mlp_size
+        shape, axes, std = (hidden, inner), ("embed", "mlp"), hidden**-0.5
+        self.activation = spec.activation
+        self.gate = make.normal(shape, axes, std=std) if spec.mlp_gated else None
+        self.up = make.normal(shape, axes, std=std)
+        self.down = make.normal(shape, axes, std=out_std * inner**-0.5)
+        has_gate_bias = spec.mlp_bias and spec.mlp_gated
+        self.gate_bias = make.zeros((inner,), ("mlp",)) if has_gate_bias else None
+        self.up_bias = make.zeros((inner,), ("mlp",)) if spec.mlp_bias else None
+        self.down_bias = make.zeros((hidden,), ("norm",)) if spec.mlp_bias else None
 
     def __call__(self, x: Float[Array, "b s d"], *, partition: Partition) -> Float[Array, "b s d"]:
-        """Partial sums over ``tensor``, to be added up by the caller's ``scatter_sequence``."""
-        gate, up = project(x, partition.weight(self.gate)), project(x, partition.weight(self.up))
-        return project_back(jax.nn.silu(gate) * up, partition.weight(self.down))
+        """Partial sums over ``tensor``, for the caller's ``scatter_sequence`` to add up; yet without the last bias."""
+        activate = ACTIVATIONS[self.activation]
+        inner = biased(project(x, partition.weight(self.up)), self.up_bias)
+        if self.gate is None:
+            inner = activate(inner)
+        else:
+            inner = activate(biased(project(x, partition.weight(self.gate)), self.gate_bias)) * inner
+        return project_back(inner, partition.weight(self.down))
+
+
+def biased(x: Array, bias: nnx.Param[Any] | Array | None) -> Array:
+    """``x`` and a bias where there is one, in the dtype of ``x``."""
+    return x if bias is None else x + bias[...].astype(x.dtype)
 
 
 @jax.custom_vjp
@@ -129,8 +178,8 @@ def outer_sum(
     has a fast bfloat16 product; summed over the first dimension alone it converts both to f32, at a fifth of the speed.
     """
     groups = 2 if x.shape[0] % 2 == 0 else 1
-    split = [a.reshape(groups, -1, a.shape[1]) for a in (x, y)]
-    total: Array = lax.dot_general(*split, (((0, 1), (0, 1)), ((), ())), preferred_element_type=dtype)
+    left, right = (a.reshape(groups, -1, a.shape[1]) for a in (x, y))
+    total: Array = lax.dot_general(left, right, (((0, 1), (0, 1)), ((), ())), preferred_element_type=dtype)
     return total
 
 
@@ -140,30 +189,6 @@ def _rows(x: Float[Array, "b s *inside"]) -> Float[Array, "rows columns"]:
 
 def _matrix(weight: Float[Array, d * outside]) -> Float[Array, "d columns"]:
     return weight.reshape(weight.shape[0], -1)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rotary:
-    """Cosines and sines of the rotary embedding, f32, made once per forward pass and shared by all layers."""
-
-    cos: Float[Array, "b s 1 half"]
-    sin: Float[Array, "b s 1 half"]
-
-    def rotate(self, x: Float[Array, "b s h d"]) -> Float[Array, "b s h d"]:
-        """Each head's halves turned by the position's angles, in the dtype of ``x``."""
-        first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-        turned = (first * self.cos - second * self.sin, second * self.cos + first * self.sin)
-        return jnp.concatenate(turned, axis=-1).astype(x.dtype)
-
-
-jax.tree_util.register_dataclass(Rotary)
-
-
-def rotary(positions: Int[Array, "b s"], *, head_dim: int, theta: float) -> Rotary:
-    """Rotary embedding at ``positions`` (Su et al. 2021, in the half-split layout of the Llama weights)."""
-    frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
-    angles = positions[..., None, None].astype(jnp.float32) * frequencies
-    return Rotary(cos=jnp.cos(angles), sin=jnp.sin(angles))
 
 
 def dropout(

@@ -26,9 +26,13 @@ _EXCLUDED = -1e30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossOptions:
-    """What the loss is. ``real_vocab`` excludes padded rows from the softmax; ``tensor`` is that axis' length."""
+    """What the loss is. ``real_vocab`` excludes padded rows from the softmax; ``tensor`` is that axis' length.
+
+    A ``softcap`` c turns a logit x into c · tanh(x / c).
+    """
 
     real_vocab: int
+    softcap: float | None = None
     z_loss: float = 0.0
     tensor: int = 1
 
@@ -108,7 +112,7 @@ def _chunk(
     rows: Array, labels: Array, mask: Array, *, head: Array, options: LossOptions
 ) -> tuple[Array, Array, Float[Array, "chunk v_shard"]]:
     """Objective, nats and the gradient of the objective by the logits, for one chunk."""
-    logits = jnp.dot(rows, head, preferred_element_type=jnp.float32)
+    logits, slope = _capped(jnp.dot(rows, head, preferred_element_type=jnp.float32), options.softcap)
     column = lax.broadcasted_iota(jnp.int32, logits.shape, 1)
     if options.tensor > 1:
         column += lax.axis_index("tensor") * head.shape[1]
@@ -123,7 +127,15 @@ def _chunk(
     objective = nats + options.z_loss * log_norm**2 * mask
     by_log_norm = mask * (1 + 2 * options.z_loss * log_norm)
     d_logits = exps * (by_log_norm / norm)[:, None] - jnp.where(is_label, mask[:, None], 0)
-    return objective.sum(), nats.sum(), d_logits
+    return objective.sum(), nats.sum(), d_logits * slope
+
+
+def _capped(logits: Array, softcap: float | None) -> tuple[Array, Array | float]:
+    """The capped logits and their derivative."""
+    if softcap is None:
+        return logits, 1.0
+    bounded = jnp.tanh(logits / softcap)
+    return softcap * bounded, 1.0 - bounded**2
 
 
 def _over_tensor(x: Array, options: LossOptions, reduce: Any) -> Array:

@@ -35,17 +35,21 @@ def bind(spec: ModelSpec, params: ParamTree) -> Decoder:
     return decoder
 
 
-def logical_axes(spec: ModelSpec) -> ParamTree:
-    """The tree with each parameter's logical axes in its place, a tuple of names."""
+def logical_axes(spec: ModelSpec, *, tensor: int = 1) -> ParamTree:
+    """The tree with each parameter's logical axes in its place, a tuple of names.
+
+    Key and value heads fewer than the ``tensor`` devices they are to be shared by are held whole by each of these.
+    """
     _, template = _template(spec)
-    axes: ParamTree = _axes(template)
+    shared = spec.num_kv_heads < tensor and tensor % spec.num_kv_heads == 0
+    axes: ParamTree = _axes(template, rename={"kv_heads": "shared_kv_heads"} if shared else {})
     return axes
 
 
-def _axes(node: Any) -> Any:
+def _axes(node: Any, *, rename: dict[str, str]) -> Any:
     if isinstance(node, nnx.Variable):
-        return node.get_metadata("axes")
-    return {name: _axes(child) for name, child in node.items()}
+        return tuple(rename.get(axis, axis) for axis in node.get_metadata("axes"))
+    return {name: _axes(child, rename=rename) for name, child in node.items()}
 
 
 @functools.cache

@@ -30,10 +30,17 @@ class Partition:
     fsdp: Axis = Axis(name="fsdp")  # noqa: RUF009 (frozen)
     tensor: Axis = Axis(name="tensor")  # noqa: RUF009
 
-    def weight(self, param: nnx.Param[Any]) -> Array:
-        """The weight of one layer, whole over ``fsdp`` and still a shard over ``tensor``."""
+    def weight(self, param: nnx.Param[Any], *, kv_heads: int | None = None) -> Array:
+        """The weight of one layer, whole over ``fsdp`` and still a shard over ``tensor``.
+
+        ``kv_heads`` is the model's number of them. Where they are fewer than the ``tensor`` devices, each of these
+        holds them all and takes the one its query heads read; their gradients are summed like any other's.
+        """
         value: Array = param[...]
         axes = param.get_metadata("axes")[-value.ndim :]  # a scan over layers has taken the leading axis away
+        if "kv_heads" in axes and kv_heads is not None and kv_heads < self.tensor.size:
+            head = lax.axis_index("tensor") * kv_heads // self.tensor.size
+            value = lax.dynamic_slice_in_dim(value, head, 1, axis=axes.index("kv_heads"))
         return self._whole(value, axes)
 
     def weight_transposed(self, param: nnx.Param[Any]) -> Array:

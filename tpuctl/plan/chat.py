@@ -28,11 +28,19 @@ def plan_chat(recipe: TrainingRecipe, *, here: Here, findings: Findings) -> Chat
         messages_column=None if pair else data.messages_column or _MESSAGES,
         prompt_column=data.prompt_column if pair else None,
         answer_column=data.answer_column if pair else None,
-        template=None if data.chat_template is None else here.absolute(data.chat_template),
+        template=_template(data.chat_template, here=here, findings=findings),
         loss_on=data.loss_on or "answers",
         too_long=data.too_long,
         bad_rows=data.bad_rows,
     )
+
+
+def _template(path: str | None, *, here: Here, findings: Findings) -> str | None:
+    if path is None or path.startswith("gs://"):
+        return path
+    if "://" in path:
+        findings.refuse("data.chat_template", f"{path!r} can't be used here", "write a local path or gs://bucket/path")
+    return here.absolute(path)
 
 
 def _refuse_chat_keys(recipe: TrainingRecipe, findings: Findings) -> None:

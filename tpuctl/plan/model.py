@@ -28,8 +28,9 @@ def plan_model(recipe: TrainingRecipe, *, here: Here, findings: Findings) -> Mod
     if len(findings.problems) > before:
         return None
     sizes["vocab_size"] = _vocab_size(recipe, sizes.get("vocab_size") or None, here=here, findings=findings)
-    spec = ModelSpec(**sizes)
+    spec = _without_missing_layers(ModelSpec(**sizes))
     _check_heads(spec, findings)
+    _check_length(spec, recipe, findings)
     return None if len(findings.problems) > before else spec
 
 
@@ -81,7 +82,7 @@ def _vocab_size(recipe: TrainingRecipe, asked: int | None, *, here: Here, findin
 
 
 def _ids(name: str, here: Here, findings: Findings) -> int | None:
-    if not is_tokenizer_file(name):
+    if not is_tokenizer_file(name) or "://" in name:
         return tokenizer_ids(name)
     path = here.absolute(name)
     try:
@@ -99,3 +100,20 @@ def _check_heads(spec: ModelSpec, findings: Findings) -> None:
         findings.refuse(
             "model.head_dim", f"{spec.head_dim} is odd; rotary embedding turns pairs", "choose an even size"
         )
+
+
+def _check_length(spec: ModelSpec, recipe: TrainingRecipe, findings: Findings) -> None:
+    length = recipe.train.sequence_length
+    if spec.positions == "learned" and length > spec.max_positions:
+        message = f"{length} tokens are more than the {spec.max_positions} positions the model has learned"
+        findings.refuse("train.sequence_length", message, f"use at most {spec.max_positions}")
+
+
+def _without_missing_layers(spec: ModelSpec) -> ModelSpec:
+    """A preset made shallower keeps what it says of the layers that are left."""
+
+    def left(layers: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(layer for layer in layers if layer < spec.num_layers)
+
+    experts = spec.experts and dataclasses.replace(spec.experts, dense_layers=left(spec.experts.dense_layers))
+    return dataclasses.replace(spec, local_layers=left(spec.local_layers), experts=experts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os.path
+import re
 
 from tpuctl.errors import RecipeError
 from tpuctl.plan.chat import plan_chat
@@ -15,13 +16,14 @@ from tpuctl.recipe.schema import Recipe, TrainingRecipe
 
 BUILTIN_TEXTS = ("builtin:python-stdlib",)
 _HELD_OUT = "/held-out"
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]+(/|$)")
 
 
 def plan_run(recipe: Recipe, *, here: Here, findings: Findings) -> RunPlan:
     """The run's name and directory."""
     name = recipe.run.name or _name_of_file(recipe.origin.file, findings)
     directory = recipe.run.directory or f"runs/{name}"
-    place = _placed("run.directory", directory, schemes=(), here=here, findings=findings)
+    place = _placed("run.directory", directory, here=here, findings=findings)
     return RunPlan(name=name, directory=place, shared=recipe.run.shared)
 
 
@@ -35,7 +37,7 @@ def plan_data(recipe: TrainingRecipe, *, here: Here, findings: Findings) -> Data
         eval_uri=_held_out(data.eval_uri, uri, here=here, findings=findings),
         text_column=data.text_column,
         chat=plan_chat(recipe, here=here, findings=findings),
-        tokenizer=here.absolute(data.tokenizer) if is_tokenizer_file(data.tokenizer) else data.tokenizer,
+        tokenizer=_tokenizer_place(data.tokenizer, here=here, findings=findings),
         packing=data.packing,
         ragged=data.ragged,
         epochs=data.epochs,
@@ -43,6 +45,16 @@ def plan_data(recipe: TrainingRecipe, *, here: Here, findings: Findings) -> Data
         seed=data.seed,
         readers_per_host=data.readers_per_host,
     )
+
+
+def dataset_place(key: str, uri: str, *, here: Here, findings: Findings) -> str:
+    """A dataset's URI: a built-in one, or an absolute place."""
+    return _text_place(key, uri, here=here, findings=findings)
+
+
+def storage_place(key: str, uri: str, *, here: Here, findings: Findings) -> str:
+    """An absolute place that can be written to."""
+    return _placed(key, uri, here=here, findings=findings)
 
 
 def check_shared_storage(plan: Plan, *, simulated: bool, origin: Origin | None = None) -> None:
@@ -59,7 +71,8 @@ def check_shared_storage(plan: Plan, *, simulated: bool, origin: Origin | None =
     raise RecipeError(
         f"run directory {plan.run.directory} is local, but the {plan.slice.total_hosts} hosts of the job each have a "
         "disk of their own",
-        hint="put it on a file system that every host mounts at that path, and set run.shared = true",
+        hint="name a bucket (gs://bucket/path); or a file system that every host mounts at that path, with "
+        "run.shared = true",
         where=origin.where("run.directory") if origin else None,
     )
 
@@ -84,30 +97,29 @@ def _held_out(asked: str | None, training: str, *, here: Here, findings: Finding
     return place
 
 
+def _tokenizer_place(name: str, *, here: Here, findings: Findings) -> str:
+    return _placed("data.tokenizer", name, here=here, findings=findings) if is_tokenizer_file(name) else name
+
+
 def _text_place(key: str, uri: str, *, here: Here, findings: Findings) -> str:
     if uri.startswith("builtin:"):
         if uri not in BUILTIN_TEXTS:
             near = difflib.get_close_matches(uri, BUILTIN_TEXTS, n=1, cutoff=0.0)
             findings.refuse(key, f"unknown built-in text {uri!r}", f"there is {near[0]}")
         return uri
-    if uri.startswith("gs://"):
-        findings.refuse(key, "text in gs:// can't be read yet", "copy it to a folder every host sees")
-        return uri
-    return _placed(key, uri, schemes=(), here=here, findings=findings)
+    return _placed(key, uri, here=here, findings=findings)
 
 
-def _placed(key: str, uri: str, *, schemes: tuple[str, ...], here: Here, findings: Findings) -> str:
-    """An absolute local path, or a URI of one of the schemes."""
+def _placed(key: str, uri: str, *, here: Here, findings: Findings) -> str:
+    """An absolute local path, or a URI in a bucket."""
     scheme, separator, rest = uri.partition("://")
     if separator and scheme == "file":
         return here.absolute("/" + rest.lstrip("/"))
-    if separator and scheme in schemes:
-        bucket, _, _ = rest.partition("/")
-        if not bucket:
+    if separator and scheme == "gs":
+        if not _BUCKET.match(rest):
             findings.refuse(key, f"{uri!r} names no bucket", "write gs://bucket/path")
         return uri.rstrip("/")
     if separator or uri.startswith(("gs:", "s3:", "http:", "https:")):
-        allowed = " or ".join(["a local path", *(f"{name}://bucket/path" for name in schemes)])
-        findings.refuse(key, f"{uri!r} can't be used here", f"write {allowed}")
+        findings.refuse(key, f"{uri!r} can't be used here", "write a local path or gs://bucket/path")
         return uri
     return here.absolute(uri)

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tpuctl import __version__
-from tpuctl.errors import TopologyError
 from tpuctl.modelspec import ModelSpec
 from tpuctl.plan.budget import Workload, choose_remat, estimate, gib, shortage_hint
 from tpuctl.plan.environment import plan_job
 from tpuctl.plan.here import Here
+from tpuctl.plan.infer import resolve_inference
 from tpuctl.plan.mesh import plan_mesh
 from tpuctl.plan.model import plan_model
 from tpuctl.plan.places import plan_data, plan_run
@@ -26,15 +26,15 @@ from tpuctl.plan.schema import (
     MeshPlan,
     OptimPlan,
     Plan,
-    SlicePlan,
     TrainingPlan,
     TrainPlan,
     WorkPlan,
 )
+from tpuctl.plan.slices import plan_slices
 from tpuctl.recipe.custom import CustomJobTable
 from tpuctl.recipe.origin import Findings
-from tpuctl.recipe.schema import CustomRecipe, Recipe, TrainingRecipe
-from tpuctl.topology import SliceShape, generation, resolve_slice
+from tpuctl.recipe.schema import CustomRecipe, InferenceRecipe, Recipe, TrainingRecipe
+from tpuctl.topology import generation
 
 ENTRYPOINTS: dict[JobKind, str] = {"train": "tpuctl.entrypoints.train", "custom": "tpuctl.entrypoints.custom"}
 _LONGEST_WARMUP = 1000
@@ -52,6 +52,8 @@ def resolve(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str]
         RecipeError: all rules that are broken, each with file, line, key and remedy.
     """
     here = Here.of(cwd, environ)
+    if isinstance(recipe, InferenceRecipe):
+        return resolve_inference(recipe, environ=environ, here=here)
     if isinstance(recipe, CustomRecipe):
         return _resolve_custom(recipe, environ=environ, here=here)
     assert isinstance(recipe, TrainingRecipe), "there is no other kind"
@@ -130,36 +132,6 @@ def _work(job: CustomJobTable, *, here: Here, findings: Findings) -> WorkPlan:
         directory=directory,
         include=job.include,
         exclude=job.exclude,
-    )
-
-
-def plan_slices(recipe: Recipe, *, findings: Findings) -> SlicePlan | None:
-    """The slices a recipe asks for, or None and why not in ``findings``."""
-    table = recipe.slice
-    try:
-        found = resolve_slice(table.accelerator, table.topology, chips_per_host=table.chips_per_host)
-    except TopologyError as error:
-        key = "accelerator" if "accelerator" in error.message or table.topology is None else "topology"
-        key = "chips_per_host" if "chips_per_host" in error.message else key
-        findings.refuse(f"slice.{key}", error.message, error.hint)
-        return None
-    findings.notes.extend(found.notes)
-    return slice_plan(found.shape, slices=table.slices)
-
-
-def slice_plan(shape: SliceShape, *, slices: int = 1) -> SlicePlan:
-    """A slice of the table as part of a plan."""
-    return SlicePlan(
-        generation=shape.generation.name,
-        accelerator_type=shape.accelerator_type,
-        pod_type=shape.pod_type,
-        topology=shape.topology,
-        machine=shape.machine,
-        slices=slices,
-        hosts=shape.hosts,
-        chips=shape.chips,
-        chips_per_host=shape.chips_per_host,
-        devices_per_chip=shape.generation.devices_per_chip,
     )
 
 

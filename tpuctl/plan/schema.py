@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 from tpuctl.modelspec import ModelSpec
 from tpuctl.plan.decode import PlanFormatError, decode
+from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, SourcePlan, TaskPlan
 
 PLAN_SCHEMA = "tpuctl.plan/1"
 
-JobKind = Literal["train", "custom"]
+JobKind = Literal["train", "custom", "infer"]
 RaggedRule = Literal["drop", "pad", "raise"]
 ResumeRule = Literal["auto", "must", "never"]
 ScheduleKind = Literal["constant", "linear", "cosine", "wsd"]
@@ -247,7 +248,17 @@ class CustomPlan(Plan):
     work: WorkPlan
 
 
-PLANS: dict[JobKind, type[Plan]] = {"train": TrainingPlan, "custom": CustomPlan}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InferencePlan(Plan):
+    """Batch inference: the rows of a dataset through a task, into a folder of parts."""
+
+    data: InferDataPlan
+    model: SourcePlan | None
+    task: TaskPlan
+    output: OutputPlan
+
+
+PLANS: dict[JobKind, type[Plan]] = {"train": TrainingPlan, "custom": CustomPlan, "infer": InferencePlan}
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a tokenizer's name means: ``bytes``, ``bpe:N``, or a path; and how many ids it has, where that can be told."""
+"""What a tokenizer's name means: ``bytes``, ``bpe:N``, or where its file lies; and how many ids it has, if known."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_tokenizer(recipe: TrainingRecipe, *, findings: Findings) -> None:
         hint = f"write e.g. 'bpe:8192'; N is from {SMALLEST_VOCABULARY} (all bytes and a separator) to {_LARGEST_BPE}"
         findings.refuse("data.tokenizer", f"expected bpe:N, got {name!r}", hint)
     else:
-        hint = "'bytes', 'bpe:N' or the local path of a tokenizer.json, a tokenizer.model or a folder with one"
+        hint = "'bytes', 'bpe:N' or the path or gs:// URI of a tokenizer.json, a tokenizer.model or a folder with one"
         findings.refuse("data.tokenizer", f"unknown tokenizer {name!r}", hint)
 
 
@@ -37,8 +37,10 @@ def tokenizer_ids(name: str) -> int | None:
 
 
 def is_tokenizer_file(name: str) -> bool:
-    """Whether the name is a local path: a ``.json`` or ``.model`` file, or anything that can't be a plain word."""
-    return "://" not in name and (name.endswith((".json", ".model")) or "/" in name or name.startswith((".", "~")))
+    """Whether the name is a path or in a bucket: a file of a known kind, or anything that can't be a plain word."""
+    if "://" in name:
+        return name.startswith("gs://")
+    return name.endswith((".json", ".model")) or "/" in name or name.startswith((".", "~"))
 
 
 def file_ids(path: Path) -> int | None:

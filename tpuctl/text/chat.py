@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Int32
 
-from tpuctl.errors import DataError
 from tpuctl.text.answers import Span, WholeText, answer_spans
 from tpuctl.text.template import ChatTemplate, Conversation
 from tpuctl.text.template_environment import Clock
@@ -83,19 +82,15 @@ class Chat:
 
 
 def load_chat(
-    tokenizer: Tokenizer, *, folder: Path | None, template_path: Path | None = None, clock: Clock = datetime.now
+    tokenizer: Tokenizer, *, folder: Path | None, source: str | None = None, clock: Clock = datetime.now
 ) -> Chat:
-    """The chat of a tokenizer: with the template at ``template_path``, or else the one in the tokenizer's folder.
+    """The chat of a tokenizer: with the template of a source text, or else the one in the tokenizer's folder.
 
     Raises:
         DataError: there is no template, or it is none.
     """
-    if template_path is not None:
-        if not template_path.is_file():
-            raise DataError(f"no chat template at {template_path}", hint="data.chat_template is the path of a file")
-        templates = {DEFAULT: template_path.read_text(encoding="utf-8")}
-    else:
-        templates = {} if folder is None else find_templates(folder)
+    found = {} if folder is None else find_templates(folder)
+    templates = found if source is None else {DEFAULT: source}
     plain, with_tools = (
         ChatTemplate(choose_template(templates, with_tools=tools), special_tokens=tokenizer.special.names, clock=clock)
         for tools in (False, True)

@@ -9,7 +9,7 @@ what is left to sum (over slices, and the norm scales) is only ever a device's o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -106,8 +106,11 @@ def loss_program(plan: TrainingPlan, mesh: Mesh, *, real_vocab: int | None = Non
         dropout=train.dropout,
         partition=Partition(fsdp=mesh_axis(mesh, "fsdp"), tensor=mesh_axis(mesh, "tensor")),
     )
-    loss = LossOptions(real_vocab=real_vocab or plan.model.vocab_size, z_loss=train.z_loss, tensor=tensor)
-    return LossProgram(plan=plan, mesh=mesh, axes=logical_axes(plan.model), forward=forward, loss=loss)
+    model = plan.model
+    loss = LossOptions(
+        real_vocab=real_vocab or model.vocab_size, softcap=model.logits_softcap, z_loss=train.z_loss, tensor=tensor
+    )
+    return LossProgram(plan=plan, mesh=mesh, axes=logical_axes(model, tensor=tensor), forward=forward, loss=loss)
 
 
 def gradients(
@@ -203,10 +206,8 @@ def _objective(
     program: LossProgram, working: ParamTree, batch: GlobalBatch, *, row_keys: Key[Array, " rows"] | None
 ) -> tuple[Float[Array, ""], LossSums]:
     decoder = bind(program.plan.model, working)
-    rows = TokenRows(
-        tokens=batch.tokens, positions=batch.positions, segment_ids=batch.segment_ids, dropout_keys=row_keys
-    )
-    hidden = decoder.hidden(rows, options=program.forward)
+    rows = TokenRows(tokens=batch.tokens, positions=batch.positions, segment_ids=batch.segment_ids)
+    hidden = decoder.hidden(rows, options=replace(program.forward, dropout_keys=row_keys))
     head = decoder.head_matrix(partition=program.forward.partition)
     targets = Targets(tokens=batch.targets, mask=batch.loss_mask)
     objective, nats = cross_entropy(hidden, head, targets, options=program.loss)

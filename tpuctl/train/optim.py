@@ -41,8 +41,8 @@ def learning_rate_schedule(optim: OptimPlan, *, steps: int) -> optax.Schedule:
 def adamw(optim: OptimPlan, axes: ParamTree) -> optax.GradientTransformation:
     """AdamW's direction (Loshchilov & Hutter 2019), yet to be multiplied by the negative learning rate.
 
-    Norm scales and the embedding do not decay: a scale has no business at 0, and rare tokens' rows, which get no
-    gradient for many steps, would only shrink.
+    Norms, biases and embeddings do not decay: a scale has no business at 0, and the rows of rare tokens and
+    positions, which get no gradient for many steps, would only shrink.
     """
     decays = jax.tree.map(_decays, axes, is_leaf=lambda node: isinstance(node, tuple))
     return optax.chain(
@@ -59,4 +59,4 @@ def clip_factor(norm: jax.Array, clip_norm: float | None) -> Any:
 
 
 def _decays(axes: tuple[str, ...]) -> bool:
-    return "norm" not in axes and axes != ("vocab", "embed")
+    return "embed" in axes and axes[0] not in ("vocab", "position")

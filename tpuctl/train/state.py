@@ -84,7 +84,8 @@ def param_shardings(plan: TrainingPlan, mesh: Mesh) -> ParamTree:
     def place(axes: tuple[str, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
         return named_sharding(mesh, axes, shape=leaf.shape)
 
-    tree: ParamTree = jax.tree.map(place, logical_axes(plan.model), shapes, is_leaf=lambda n: isinstance(n, tuple))
+    axes = logical_axes(plan.model, tensor=mesh.shape["tensor"])
+    tree: ParamTree = jax.tree.map(place, axes, shapes, is_leaf=lambda n: isinstance(n, tuple))
     return tree
 
 

@@ -23,13 +23,13 @@ from tpuctl.train.data.corpus import iter_texts, open_corpus
 from tpuctl.train.data.documents import FAULTS
 from tpuctl.train.data.stream import (
     Stream,
-    TokenizerRef,
     eval_stream,
     prepare_tokenizer,
     read_stream,
     require_document,
     train_stream,
 )
+from tpuctl.train.data.tokenizer_files import TokenizerRef
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}{{ eos_token }}{% endfor %}"
@@ -206,6 +206,24 @@ def test_conversations_that_are_skipped_are_told_with_the_first_place(
     told = [record.getMessage() for record in caplog.records]
     assert any("row group 0, row 1: not JSON" in text for text in told)
     assert any("2 rows that are no conversation skipped so far" in text for text in told)
+
+
+def test_conversations_with_a_template_that_is_not_there_name_it(tmp_path: Path) -> None:
+    stream = stream_of(tmp_path, messages(turns("hi", "yes")))
+    (tmp_path / "template.jinja").unlink()
+    with pytest.raises(DataError, match=r"no chat template at .*template\.jinja"):
+        take(stream, 1)
+
+
+def test_conversations_take_the_template_of_the_tokenizers_folder(tmp_path: Path) -> None:
+    stream = stream_of(tmp_path, messages(turns("hi", "yes")))
+    ref = TokenizerRef(name="bpe:257", directory=str(tmp_path / "run"), vocab_size=257)
+    prepare_tokenizer(ref, corpus=stream.corpus)
+    (tmp_path / "run" / "chat_template.jinja").write_text(TEMPLATE)
+    assert stream.chat is not None
+    own = replace(stream, tokenizer=ref, chat=replace(stream.chat, template=None))
+    (batch,) = take_all(own)
+    assert batch.loss_mask.sum() == len("yes") + 1
 
 
 def test_conversations_of_which_none_can_be_learned_are_refused_at_once(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ from tpuctl.train.batch import HostBatch
 from tpuctl.train.data.documents import FAULTS
 from tpuctl.train.data.groups import GroupBudget
 from tpuctl.train.data.packing import start_cursor
-from tpuctl.train.data.stream import Stream, TokenizerRef, eval_stream, prepare_tokenizer, read_stream
+from tpuctl.train.data.stream import Stream, eval_stream, prepare_tokenizer, read_stream
+from tpuctl.train.data.tokenizer_files import TokenizerRef
 
 SEEDS = range(5)
 

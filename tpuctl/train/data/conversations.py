@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tpuctl.errors import DataError
 from tpuctl.plan.schema import ChatPlan
+from tpuctl.storage import NotFoundError, open_storage
+from tpuctl.text import Tokenizer
 from tpuctl.text.answers import ASSISTANT
-from tpuctl.text.chat import Chat
+from tpuctl.text.chat import Chat, load_chat
 from tpuctl.text.template import Conversation
 from tpuctl.train.data.documents import Made
 from tpuctl.train.data.packing import Document
@@ -27,9 +30,18 @@ _SPEAKERS = frozenset({"user", ASSISTANT})
 TEMPLATE_DATE = datetime(2025, 1, 1)
 
 
-def template_date() -> datetime:
-    """The clock of templates in training."""
-    return TEMPLATE_DATE
+def chat_of(tokenizer: Tokenizer, *, folder: Path | None, template: str | None) -> Chat:
+    """The chat of a stream: with the template at a path or URI, or else the one in the tokenizer's folder.
+
+    Raises:
+        DataError: there is no template, or it is none.
+        StorageError: it can't be read.
+    """
+    try:
+        source = None if template is None else open_storage(template).read(template).data.decode()
+    except NotFoundError as error:
+        raise DataError(f"no chat template at {template}", hint="set data.chat_template") from error
+    return load_chat(tokenizer, folder=folder, source=source, clock=lambda: TEMPLATE_DATE)
 
 
 class ChatDocuments:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 # Footers are waited for, not computed: far more threads than cores pay off, on object stores most of all.
 _FOOTER_THREADS = 32
+_MANY_FILES = 100
+_TELL_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,17 +62,17 @@ class Corpus:
         return sum(sum(file.group_bytes) for file in self.files)
 
 
-def open_corpus(uri: str, *, columns: Columns) -> Corpus:
+def open_corpus(uri: str, *, columns: Columns, tell: Callable[[str], None] = _log.info) -> Corpus:
     """Index the dataset at ``uri``: list it, read and check all footers, make sure there is text in it.
+
+    ``tell`` hears of it while that takes long.
 
     Raises:
         DataError: no files, an unreadable one, a column that is missing or holds no text, or no text at all.
         StorageError: a place we can't read from.
     """
     listed = list_files(uri)
-    _log.info("%s: reading the footers of %d files", uri, len(listed))
-    with ThreadPoolExecutor(max_workers=_FOOTER_THREADS) as pool:
-        footers = list(pool.map(partial(read_footer, columns=columns), [file.path for file in listed]))
+    footers = _footers(uri, listed, columns=columns, tell=tell)
     files = tuple(map(_corpus_file, listed, footers))
     corpus = Corpus(
         uri=uri,
@@ -106,6 +109,19 @@ def _texts(array: pa.Array, *, path: str, columns: Columns) -> list[str | None]:
     except UnicodeDecodeError as error:
         raise not_utf8(error, path=path, columns=columns) from error
     return texts
+
+
+def _footers(uri: str, listed: Sequence[ListedFile], *, columns: Columns, tell: Callable[[str], None]) -> list[Footer]:
+    if len(listed) >= _MANY_FILES:
+        tell(f"{uri}: reading the footers of {len(listed)} files")
+    said, footers = time.monotonic(), []
+    with ThreadPoolExecutor(max_workers=_FOOTER_THREADS) as pool:
+        for footer in pool.map(partial(read_footer, columns=columns), [file.path for file in listed]):
+            footers.append(footer)
+            if time.monotonic() - said > _TELL_SECONDS:
+                said = time.monotonic()
+                tell(f"{uri}: {len(footers)} of {len(listed)} footers read")
+    return footers
 
 
 def _corpus_file(listed: ListedFile, footer: Footer) -> CorpusFile:

@@ -12,12 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tpuctl.errors import DataError
+from tpuctl.storage import is_gcs
+from tpuctl.storage.object_file import ObjectFile
 from tpuctl.train.data.columns import Columns
 
 # Decoded bytes to ask the reader for at a time; a row group may be larger than memory.
 _BATCH_BYTES = 4 << 20
 _MAX_BATCH_ROWS = 4096
 _READ_BUFFER_BYTES = 1 << 20
+# Every fill of the buffer is a request, and a request to a bucket costs as much as some MiB.
+_BUCKET_BUFFER_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,8 +75,9 @@ def read_group(path: str, group: int, *, columns: Columns) -> Iterator[pa.Array]
 
 
 def _open(path: str) -> pq.ParquetFile:
+    source, buffer = (ObjectFile(path), _BUCKET_BUFFER_BYTES) if is_gcs(path) else (path, _READ_BUFFER_BYTES)
     try:
-        return pq.ParquetFile(path, buffer_size=_READ_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
+        return pq.ParquetFile(source, buffer_size=buffer, pre_buffer=False, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise DataError(
             f"{path} can't be read as parquet: {error}",

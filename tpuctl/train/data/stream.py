@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int32
 
 from tpuctl.errors import DataError
 from tpuctl.plan.schema import ChatPlan, DataPlan, TrainPlan
-from tpuctl.text import bpe_vocab_size, load_tokenizer, tokenizer_path, train_bpe
+from tpuctl.text import bpe_vocab_size, train_bpe
 from tpuctl.train.batch import HostBatch
 from tpuctl.train.data.columns import row_texts
 from tpuctl.train.data.corpus import Corpus, iter_rows
@@ -22,20 +20,10 @@ from tpuctl.train.data.groups import GroupBudget, GroupCache
 from tpuctl.train.data.lanes import Lane, LaneSource
 from tpuctl.train.data.order import ChunkOrder
 from tpuctl.train.data.packing import empty_batch
-
-_log = logging.getLogger(__name__)
+from tpuctl.train.data.tokenizer_files import TokenizerRef, train_once
 
 # The rarest merge of a vocabulary should still be seen often; more text than that only costs start-up time.
 _SAMPLE_CHARACTERS_PER_ID = 2048
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenizerRef:
-    """How to load the tokenizer in another process: its name in the plan, the run directory, the model's rows."""
-
-    name: str
-    directory: str
-    vocab_size: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,17 +84,13 @@ def eval_stream(data: DataPlan, train: TrainPlan, *, corpus: Corpus, tokenizer: 
 
 def prepare_tokenizer(ref: TokenizerRef, *, corpus: Corpus) -> None:
     """Train the tokenizer of a run that wants its own, unless a former attempt has. One process of a run calls this."""
-    vocab_size = bpe_vocab_size(ref.name)
-    path = tokenizer_path(ref.name, directory=Path(ref.directory))
-    if vocab_size is None or path.exists():
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    train_tokenizer(corpus, vocab_size=vocab_size, path=path)
+    size = bpe_vocab_size(ref.name)
+    if size is not None:
+        train_once(ref, _sample(corpus, characters=size * _SAMPLE_CHARACTERS_PER_ID))
 
 
 def train_tokenizer(corpus: Corpus, *, vocab_size: int, path: Path) -> None:
     """Train a byte-level BPE on a sample of the corpus that is always the same, and write it to ``path``."""
-    _log.info("training a byte-level BPE of %d ids on %s", vocab_size, corpus.uri)
     train_bpe(_sample(corpus, characters=vocab_size * _SAMPLE_CHARACTERS_PER_ID), vocab_size=vocab_size, path=path)
 
 
@@ -154,13 +138,14 @@ def require_document(stream: Stream) -> None:
 
 
 def _documents(stream: Stream) -> Documents:
-    ref = stream.tokenizer
-    tokenizer = load_tokenizer(ref.name, directory=Path(ref.directory), vocab_size=ref.vocab_size)
+    tokenizer = stream.tokenizer.load()
     if stream.chat is None:
         return TextDocuments(tokenizer)
     # Here, since a cluster's image needs Jinja only where conversations are learned.
-    from tpuctl.text.chat import load_chat
-    from tpuctl.train.data.conversations import ChatDocuments, template_date
+    from tpuctl.train.data.conversations import ChatDocuments, chat_of
+
+    chat = chat_of(tokenizer, folder=stream.tokenizer.folder(), template=stream.chat.template)
+    return ChatDocuments(chat, rules=stream.chat, sequence_length=stream.sequence_length)
 
     folder = None if ref.name == "bytes" else tokenizer_path(ref.name, directory=Path(ref.directory)).parent
     template = None if stream.chat.template is None else Path(stream.chat.template)

@@ -1,0 +1,110 @@
+"""Reading a Hugging Face ``config.json`` key by key, so that none is passed over in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tpuctl.errors import UsageError
+
+_MISSING: Any = object()
+
+# Keys that change nothing a forward pass computes: where the file came from, how to train, generate or classify.
+_HARMLESS = frozenset(
+    {
+        "_attn_implementation",
+        "_name_or_path",
+        "architectures",
+        "attention_dropout",
+        "attn_pdrop",
+        "auto_map",
+        "bos_token_id",
+        "cache_implementation",
+        "chunk_size_feed_forward",
+        "dtype",
+        "embd_pdrop",
+        "eos_token_id",
+        "id2label",
+        "initializer_range",
+        "is_encoder_decoder",
+        "label2id",
+        "model_type",
+        "n_ctx",
+        "output_attentions",
+        "output_hidden_states",
+        "output_past",
+        "output_router_logits",
+        "pad_token_id",
+        "pretraining_tp",
+        "problem_type",
+        "reorder_and_upcast_attn",
+        "resid_pdrop",
+        "return_dict",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
+        "summary_activation",
+        "summary_first_dropout",
+        "summary_proj_to_labels",
+        "summary_type",
+        "summary_use_proj",
+        "task_specific_params",
+        "tokenizer_class",
+        "torch_dtype",
+        "torchscript",
+        "transformers_version",
+        "unk_token_id",
+        "use_cache",
+        "use_return_dict",
+    }
+)
+
+
+class ModelConfigError(UsageError):
+    """A model's config asks for what the decoder does not compute, or leaves out what it must say."""
+
+
+class Config:
+    """A config's keys, each taken at most once and every one accounted for at the end."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+        self._taken: set[str] = set()
+
+    def take(self, key: str, default: Any = _MISSING) -> Any:
+        """The value of a key. ``null`` is as good as not there.
+
+        Raises:
+            ModelConfigError: it is not there and has no default.
+        """
+        self._taken.add(key)
+        value = self._values.get(key)
+        if value is not None:
+            return value
+        if default is _MISSING:
+            raise ModelConfigError(f"the model's config does not say {key!r}")
+        return default
+
+    def take_explicit(self, key: str, default: Any) -> Any:
+        """The value of a key, where ``null`` is a value of its own and differs from the key's not being there."""
+        self._taken.add(key)
+        return self._values.get(key, default)
+
+    def require(self, key: str, expected: Any, *, why: str) -> None:
+        """Refuse any value of ``key`` but the expected one; that stands for a missing key, too."""
+        if (value := self.take(key, expected)) != expected:
+            raise ModelConfigError(f"{key} = {value!r} in the model's config: {why}")
+
+    def finish(self) -> None:
+        """Refuse what nothing has taken and is not known to be harmless.
+
+        Raises:
+            ModelConfigError: naming the keys.
+        """
+        self.require("quantization_config", None, why="quantised checkpoints can't be read; use one in bfloat16")
+        rest = self._values.keys() - self._taken - _HARMLESS
+        unknown = sorted(key for key in rest if self._values[key] is not None and self._values[key] is not False)
+        if unknown:
+            raise ModelConfigError(
+                f"the model's config has {', '.join(map(repr, unknown))}, and it is not known what that changes",
+                hint="a family or an option that tpuctl does not have; remove the key if it changes nothing",
+            )

@@ -1,0 +1,233 @@
+"""What each family's config says of a model, in the fields of a ``ModelSpec``.
+
+A reader takes every key of its family that changes what is computed. Defaults are those of transformers, since files
+leave out what equals them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tpuctl.modelspec.config import Config, ModelConfigError
+from tpuctl.modelspec.rope import take_layered_rope, take_rope
+from tpuctl.modelspec.spec import Activation, ExpertSpec
+
+type Fields = dict[str, Any]
+
+_LOCAL, _GLOBAL = "sliding_attention", "full_attention"
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+DEFAULTS: dict[str, Fields] = {
+    # The files of Gemma 3 for text and images leave out even sizes.
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131_072,
+    }
+}
+
+
+def _sizes(config: Config, *, tied: bool = False, eps: float = 1e-6, head_dim: int | None = None) -> Fields:
+    """What all families but GPT-2 spell alike; the rest are the family's defaults, since files leave them out."""
+    hidden, heads = config.take("hidden_size"), config.take("num_attention_heads")
+    return {
+        "vocab_size": config.take("vocab_size"),
+        "hidden_size": hidden,
+        "num_layers": config.take("num_hidden_layers"),
+        "num_heads": heads,
+        "num_kv_heads": config.take("num_key_value_heads", heads),
+        "head_dim": config.take("head_dim", head_dim or hidden // heads),
+        "mlp_size": config.take("intermediate_size"),
+        "max_positions": config.take("max_position_embeddings", 0),
+        "norm_eps": float(config.take("rms_norm_eps", eps)),
+        "tied_embedding": config.take("tie_word_embeddings", tied),
+    }
+
+
+def _activation(config: Config, key: str, default: str) -> Fields:
+    name = config.take(key, default)
+    if name not in ACTIVATIONS:
+        raise ModelConfigError(f"{key} = {name!r} in the model's config: known are {', '.join(ACTIVATIONS)}")
+    return {"activation": ACTIVATIONS[name]}
+
+
+def _biases(config: Config) -> Fields:
+    has = config.take("attention_bias", False)
+    return {"qkv_bias": has, "attention_out_bias": has}
+
+
+def _windows(config: Config, layers: int, *, window: int | None, local: Callable[[int], bool]) -> Fields:
+    """The local layers: as ``layer_types`` says, else those of which ``local`` says so."""
+    types = config.take("layer_types", None) or [_LOCAL if local(i) else _GLOBAL for i in range(layers)]
+    if len(types) != layers:
+        raise ModelConfigError(f"layer_types of {len(types)} layers for a model of {layers}")
+    if unknown := sorted(set(types) - {_LOCAL, _GLOBAL}):
+        raise ModelConfigError(f"layer_types: {', '.join(map(repr, unknown))} is not supported")
+    chosen = tuple(i for i, kind in enumerate(types) if kind == _LOCAL)
+    if not chosen or window is None:
+        return {}
+    return {"sliding_window": window, "local_layers": chosen}
+
+
+def _window_everywhere(config: Config, layers: int, default: int | None) -> Fields:
+    window = config.take_explicit("sliding_window", default)
+    return _windows(config, layers, window=window, local=lambda _: True)
+
+
+def _window_from_a_layer_on(config: Config, layers: int) -> Fields:
+    used, window = config.take("use_sliding_window", False), config.take_explicit("sliding_window", 4096)
+    first = config.take("max_window_layers", 28)
+    return _windows(config, layers, window=window if used else None, local=lambda layer: layer >= first)
+
+
+def _llama(config: Config) -> Fields:
+    sizes = _sizes(config)
+    types = config.take("layer_types", None)
+    if types is not None and set(types) != {_GLOBAL}:
+        raise ModelConfigError("layer_types: this family has no local layers")
+    mlp_bias = {"mlp_bias": config.take("mlp_bias", False)}
+    return {**sizes, **take_rope(config), **_biases(config), **mlp_bias, **_activation(config, "hidden_act", "silu")}
+
+
+def _mistral(config: Config) -> Fields:
+    sizes = _sizes(config)
+    window = _window_everywhere(config, sizes["num_layers"], 4096)
+    return {**sizes, **take_rope(config), **window, **_activation(config, "hidden_act", "silu")}
+
+
+def _mixtral(config: Config) -> Fields:
+    sizes = _sizes(config, eps=1e-5)
+    experts = ExpertSpec(
+        num_experts=config.take("num_experts", None) or config.take("num_local_experts"),
+        experts_per_token=config.take("num_experts_per_tok"),
+        mlp_size=sizes["mlp_size"],
+    )
+    config.take("num_local_experts", None)
+    window = _window_everywhere(config, sizes["num_layers"], None)
+    rope = take_rope(config, default_theta=1e6)
+    return {**sizes, **rope, **window, "experts": experts, **_activation(config, "hidden_act", "silu")}
+
+
+def _phi3(config: Config) -> Fields:
+    sizes = _sizes(config, eps=1e-5)
+    config.take("original_max_position_embeddings", None)  # of longrope alone, which is refused
+    window = _window_everywhere(config, sizes["num_layers"], None)
+    return {**sizes, **take_rope(config), **window, **_activation(config, "hidden_act", "silu")}
+
+
+def _qwen2(config: Config) -> Fields:
+    sizes = _sizes(config)
+    window = _window_from_a_layer_on(config, sizes["num_layers"])
+    return {**sizes, **take_rope(config), **window, "qkv_bias": True, **_activation(config, "hidden_act", "silu")}
+
+
+def _qwen3(config: Config) -> Fields:
+    sizes = _sizes(config, head_dim=128)
+    window = _window_from_a_layer_on(config, sizes["num_layers"])
+    rest = {"qk_norm": True, **_biases(config), **_activation(config, "hidden_act", "silu")}
+    return {**sizes, **take_rope(config), **window, **rest}
+
+
+def _qwen3_moe(config: Config) -> Fields:
+    sizes = _sizes(config)
+    layers = sizes["num_layers"]
+    config.take("max_window_layers", None)  # of other Qwen families; here a window holds for all layers
+    window = config.take_explicit("sliding_window", 4096) if config.take("use_sliding_window", False) else None
+    config.take("sliding_window", None)
+    step, dense = config.take("decoder_sparse_step", 1), set(config.take("mlp_only_layers", ()))
+    experts = ExpertSpec(
+        num_experts=config.take("num_local_experts", None) or config.take("num_experts"),
+        experts_per_token=config.take("num_experts_per_tok"),
+        mlp_size=config.take("moe_intermediate_size"),
+        renormalise=config.take("norm_topk_prob", False),
+        dense_layers=tuple(layer for layer in range(layers) if layer in dense or (layer + 1) % step),
+    )
+    config.take("num_experts", None)
+    rest = {"qk_norm": True, "experts": experts, **_biases(config), **_activation(config, "hidden_act", "silu")}
+    return {**sizes, **take_rope(config), **_windows(config, layers, window=window, local=lambda _: True), **rest}
+
+
+def _gemma(config: Config, *, softcaps: tuple[float | None, float | None]) -> Fields:
+    """What Gemma 2 and 3 share, but for sizes and rotary embedding."""
+    config.take("hidden_act", None)  # in the files of Gemma 2, without effect
+    config.require("use_bidirectional_attention", False, why="only causal attention is supported")
+    return {
+        **_biases(config),
+        **_activation(config, "hidden_activation", "gelu_pytorch_tanh"),
+        "norm_plus_one": True,
+        "sandwich_norms": True,
+        "embedding_scale": float(config.take("hidden_size")) ** 0.5,
+        "attention_scale": float(config.take("query_pre_attn_scalar", 256)) ** -0.5,
+        "attention_softcap": config.take_explicit("attn_logit_softcapping", softcaps[0]),
+        "logits_softcap": config.take_explicit("final_logit_softcapping", softcaps[1]),
+    }
+
+
+def _gemma2(config: Config) -> Fields:
+    sizes = _sizes(config, tied=True, head_dim=256)
+    window = config.take_explicit("sliding_window", 4096)
+    windows = _windows(config, sizes["num_layers"], window=window, local=lambda layer: layer % 2 == 0)
+    return {**sizes, **take_rope(config), **windows, **_gemma(config, softcaps=(50.0, 30.0))}
+    return {**sizes, **take_rope(config), **windows, **_gemma(config, softcaps=(50.0, 30.0))}
+
+
+def _gemma3(config: Config) -> Fields:
+    sizes = _sizes(config, tied=True, head_dim=256)
+    config.take("_sliding_window_pattern", None)  # written beside layer_types, which rule
+    every = config.take("sliding_window_pattern", 6)
+    window = config.take_explicit("sliding_window", 4096)
+    windows = _windows(config, sizes["num_layers"], window=window, local=lambda layer: (layer + 1) % every != 0)
+    rope = take_layered_rope(config, default_theta=1e6, default_local_theta=1e4)
+    return {**sizes, **rope, **windows, **_gemma(config, softcaps=(None, None)), "qk_norm": True}
+
+
+def _gpt2(config: Config) -> Fields:
+    hidden, heads = config.take("n_embd"), config.take("n_head")
+    config.require("scale_attn_weights", True, why="unscaled scores are not supported")
+    config.require("scale_attn_by_inverse_layer_idx", False, why="a scale for each layer is not supported")
+    config.require("add_cross_attention", False, why="cross attention is not supported")
+    return {
+        "vocab_size": config.take("vocab_size"),
+        "hidden_size": hidden,
+        "num_layers": config.take("n_layer"),
+        "num_heads": heads,
+        "num_kv_heads": heads,
+        "head_dim": hidden // heads,
+        "mlp_size": config.take("n_inner", 4 * hidden),
+        "tied_embedding": config.take("tie_word_embeddings", True),
+        "positions": "learned",
+        "max_positions": config.take("n_positions"),
+        "norm": "layer",
+        "norm_eps": float(config.take("layer_norm_epsilon", 1e-5)),
+        "qkv_bias": True,
+        "attention_out_bias": True,
+        "mlp_bias": True,
+        "mlp_gated": False,
+        **_activation(config, "activation_function", "gelu_new"),
+    }
+
+
+READERS: dict[str, Callable[[Config], Fields]] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "mixtral": _mixtral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
+    "gpt2": _gpt2,
+    "phi3": _phi3,
+}
