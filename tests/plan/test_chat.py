@@ -41,6 +41,8 @@ def test_plan_chat_of_a_pair_of_columns_reads_no_messages(make_plan) -> None:
 def test_plan_chat_with_a_template_of_its_own_makes_its_path_absolute(make_plan) -> None:
     chat = make_plan("data.format=chat", "data.chat_template=t.jinja").data.chat
     assert chat.template == "/work/t.jinja"
+    in_bucket = make_plan("data.format=chat", "data.chat_template=gs://b/t.jinja").data.chat
+    assert in_bucket.template == "gs://b/t.jinja"
 
 
 @pytest.mark.parametrize(
@@ -52,6 +54,7 @@ def test_plan_chat_with_a_template_of_its_own_makes_its_path_absolute(make_plan)
         (["data.messages_column=m"], "data.messages_column", "only conversations have it"),
         (["data.prompt_column=q"], "data.prompt_column", "only conversations have it"),
         (["data.chat_template=t"], "data.chat_template", "only conversations have it"),
+        (["data.format=chat", "data.chat_template=s3://b/t"], "data.chat_template", "can't be used here"),
         ([*CHAT, "data.prompt_column=q"], "data.prompt_column", "it goes with data.answer_column"),
         ([*CHAT, "data.answer_column=a"], "data.answer_column", "it goes with data.prompt_column"),
         (

@@ -50,7 +50,7 @@ class DataTable:
     )
     chat_template: str | None = setting(
         None,
-        doc="Path of a chat template (Jinja), for tokenizers that come without one.",
+        doc="Chat template (Jinja), a path or in gs://, for tokenizers that come without one.",
         absent="that in the tokenizer's folder",
         example="chat_template.jinja",
     )
@@ -69,8 +69,8 @@ class DataTable:
     )
     tokenizer: str = setting(
         "bytes",
-        doc="'bytes', 'bpe:N' (a BPE of N ids trained on the data), or the path of a tokenizer.json or "
-        "tokenizer.model, or of a folder with one.",
+        doc="'bytes', 'bpe:N' (a BPE of N ids trained on the data), or a tokenizer.json, a tokenizer.model or a folder "
+        "with one, by its path or in gs://.",
     )
     packing: bool = setting(True, doc="Pack several documents into a row, kept apart by segment ids.")
     ragged: RaggedRule = setting(
