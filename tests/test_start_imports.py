@@ -52,6 +52,7 @@ print("EXIT", int(code), "HEAVY", [name for name in {HEAVY!r} if name in sys.mod
         ["models", "show", REFERENCE],
         ["schema"],
         ["init", "train"],
+        ["tokenizer", "train", "--help"],
     ],
     ids=lambda arguments: " ".join(arguments).replace(str(ROOT), "."),
 )

@@ -178,12 +178,11 @@ def _products_seconds(program: Any, params: Any, *, rows: int) -> float:
     import jax
     import jax.numpy as jnp
 
-    from tpuctl.engine.placement import stacked
-    from tpuctl.engine.runner import _shapes
+    from tpuctl.engine.placement import param_shapes, stacked
     from tpuctl.nn.layers import project, project_back
 
     def products(params: Any, x: jax.Array) -> jax.Array:
-        tree = stacked(params, like=_shapes(program.spec))
+        tree = stacked(params, like=param_shapes(program.spec))
         layers = tree["layers"]
 
         def layer(x: jax.Array, this: Any) -> tuple[jax.Array, None]:

@@ -29,6 +29,7 @@ FLAGS = {
     "schema": set(),
     "slices": {"--output"},
     "stop": {"--cluster", "--no-wait", "--output", "--quiet", "--wait"},
+    "tokenizer train": {"--messages-column", "--output", "--quiet", "--text-column", "--vocab-size"},
     "train": {"--cluster", "--detach", "--dry-run", "--output", "--quiet", "--set", "--wait"},
     "version": {"--output"},
 }

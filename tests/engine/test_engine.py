@@ -201,6 +201,7 @@ def test_context_full_ends_with_length(shared: Engine) -> None:
         (lambda: ask([1], stop_ids=(VOCAB,)), "stop_ids"),
         (lambda: ask([1], logit_bias={VOCAB: 1.0}), "logit_bias"),
         (lambda: ask([1] * 90, min_tokens=8), "min_tokens"),
+        (lambda: replace(ask([1]), adapter="unknown"), "adapter"),
     ],
 )
 def test_add_request_that_can_never_be_served_names_the_parameter(shared: Engine, request_of: Any, param: str) -> None:

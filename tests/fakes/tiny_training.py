@@ -49,6 +49,7 @@ DATA = DataPlan(
     uri="/nowhere",
     eval_uri=None,
     text_column="text",
+    chat=None,
     tokenizer="bytes",
     packing=True,
     ragged="drop",

@@ -27,22 +27,17 @@ ROOT = Path(__file__).parents[2]
 def main(options: dict[str, Any]) -> None:
     jax.distributed.initialize(options["address"], num_processes=options["processes"], process_id=options["process"])
     # Not before: the mesh and all that imports it may ask for devices.
-    from tpuctl.mesh import create_mesh, named_sharding
+    from tests.fakes.shardings import param_shardings
+    from tpuctl.mesh import create_mesh
     from tpuctl.model_folder import read_config
     from tpuctl.modelspec.huggingface import spec_from_config
-    from tpuctl.nn.params import init_params, logical_axes
     from tpuctl.nn.weights import load_params
     from tpuctl.plan.schema import MeshPlan
 
     config = read_config(options["folder"])
     spec = spec_from_config(config)
     mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=jax.device_count(), tensor=1))
-    shardings = jax.tree.map(
-        lambda axes, leaf: named_sharding(mesh, axes, shape=leaf.shape),
-        logical_axes(spec),
-        jax.eval_shape(lambda: init_params(spec, jax.random.key(0))),
-        is_leaf=lambda node: isinstance(node, tuple),
-    )
+    shardings = param_shardings(spec, mesh)
     dtype = jnp.dtype(options["dtype"])
     with PeakMemory() as memory:
         began = time.perf_counter()

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpuctl.mesh import create_mesh, named_sharding
+from tests.fakes.shardings import param_shardings
+from tpuctl.mesh import create_mesh
 from tpuctl.model_folder import read_config
 from tpuctl.modelspec.huggingface import spec_from_config
 from tpuctl.nn.decoder import TokenRows
-from tpuctl.nn.params import bind, init_params, logical_axes
+from tpuctl.nn.params import bind
 from tpuctl.nn.weights import load_params
 from tpuctl.plan.schema import MeshPlan
 
@@ -37,12 +38,7 @@ def next_logits() -> Any:
     """Logits of the token after some ids; the weights come through a mesh of eight devices."""
     spec = spec_from_config(read_config(FOLDER))
     mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=8, tensor=1))
-    shardings = jax.tree.map(
-        lambda axes, leaf: named_sharding(mesh, axes, shape=leaf.shape),
-        logical_axes(spec),
-        jax.eval_shape(lambda: init_params(spec, jax.random.key(0))),
-        is_leaf=lambda node: isinstance(node, tuple),
-    )
+    shardings = param_shardings(spec, mesh)
     loaded = load_params(spec, FOLDER, family="llama", shardings=shardings, dtype=jnp.float32)
     params = jax.device_put(loaded.params, jax.devices()[0])
 

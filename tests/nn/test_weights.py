@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from tests.fakes.model_folders import CONFIG, SPEC, llama_tensors, write_model
+from tests.fakes.shardings import param_shardings
 from tests.fakes.tensor_files import write_shards, write_tensors
 from tpuctl.errors import WeightsError
-from tpuctl.mesh import create_mesh, named_sharding
+from tpuctl.mesh import create_mesh
 from tpuctl.modelspec import ModelSpec
-from tpuctl.nn.params import init_params, logical_axes
+from tpuctl.nn.params import init_params
 from tpuctl.nn.weights import Loaded, load_params
 from tpuctl.plan.schema import MeshPlan
 
@@ -21,13 +22,7 @@ UNTIED = CONFIG | {"tie_word_embeddings": False}
 
 def load(folder: Path, *, spec: ModelSpec = SPEC, dtype: Any = np.float32, tensor: int = 2) -> Loaded:
     mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=8 // tensor, tensor=tensor))
-    shapes = jax.eval_shape(lambda: init_params(spec, jax.random.key(0)))
-    shardings = jax.tree.map(
-        lambda axes, leaf: named_sharding(mesh, axes, shape=leaf.shape),
-        logical_axes(spec),
-        shapes,
-        is_leaf=lambda node: isinstance(node, tuple),
-    )
+    shardings = param_shardings(spec, mesh)
     return load_params(spec, str(folder), family="llama", shardings=shardings, dtype=dtype)
 
 
@@ -48,6 +43,13 @@ def test_folder_becomes_the_tree_that_initialisation_makes(tmp_path: Path) -> No
         np.testing.assert_array_equal(layers["mlp"]["down"][layer], tensors[f"{prefix}mlp.down_proj.weight"])
     np.testing.assert_array_equal(loaded.params["embedding"], tensors["model.embed_tokens.weight"])
     assert loaded.bytes_read == sum(values.nbytes for values in tensors.values())
+
+
+@pytest.mark.parametrize("tensor", [1, 4])
+def test_folder_is_the_same_on_every_mesh_though_key_heads_are_shared(tensor: int, tmp_path: Path) -> None:
+    write_model(tmp_path)
+    expected, found = load(tmp_path), load(tmp_path, tensor=tensor)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(found.params), jax.device_get(expected.params))
 
 
 def test_shards_hold_what_one_file_does(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def sharding(*spec: Any) -> NamedSharding:
 )
 def test_leaf_is_the_stored_tensors_turned_and_stacked_on_any_sharding(spec: Any, dtype: Any, tmp_path: Path) -> None:
     leaf, wanted = projections(tmp_path, dtype)
-    reader = Reader()
+    reader = Reader(str(tmp_path))
     found = reader.read(leaf, sharding(*spec), np.dtype(np.float32))
     reader.close()
     assert found.dtype == np.float32
@@ -57,7 +57,7 @@ def test_leaf_is_the_stored_tensors_turned_and_stacked_on_any_sharding(spec: Any
 
 def test_float32_is_rounded_to_the_nearest_bfloat16(tmp_path: Path) -> None:
     leaf, wanted = projections(tmp_path, np.float32)
-    reader = Reader()
+    reader = Reader(str(tmp_path))
     found = reader.read(leaf, sharding(None, "fsdp"), np.dtype(ml_dtypes.bfloat16))
     reader.close()
     np.testing.assert_array_equal(np.asarray(found), np.asarray(jax.numpy.asarray(wanted).astype("bfloat16")))
@@ -65,7 +65,7 @@ def test_float32_is_rounded_to_the_nearest_bfloat16(tmp_path: Path) -> None:
 
 def test_devices_that_hold_copies_share_no_memory(tmp_path: Path) -> None:
     leaf, _ = projections(tmp_path, np.float32)
-    reader = Reader()
+    reader = Reader(str(tmp_path))
     found = reader.read(leaf, sharding(), np.dtype(np.float32))
     reader.close()
     places = {shard.data.unsafe_buffer_pointer() for shard in found.addressable_shards}
@@ -77,7 +77,7 @@ def test_part_of_a_fused_tensor_makes_a_leaf(tmp_path: Path) -> None:
     write_tensors(tmp_path / "x.safetensors", {"qkv": fused})
     tensor = read_tensor_file(str(tmp_path / "x.safetensors")).tensors["qkv"]
     part = Source(tensor=tensor, place=(), view=(12, 5), part=((4, 8), (0, 5)), order=(1, 0))
-    reader = Reader()
+    reader = Reader(str(tmp_path))
     found = reader.read(LeafFiles(name="k", shape=(5, 4), sources=(part,)), sharding(None, "fsdp"), np.dtype("f4"))
     reader.close()
     np.testing.assert_array_equal(np.asarray(found), fused[4:8].T)
@@ -88,7 +88,7 @@ def test_file_that_shrank_meanwhile_names_file_and_tensor(tmp_path: Path) -> Non
     leaf, _ = projections(tmp_path, np.float32)
     with (tmp_path / "x.safetensors").open("r+b") as file:
         file.truncate(600)
-    reader = Reader()
+    reader = Reader(str(tmp_path))
     with pytest.raises(WeightsError, match=r"x\.safetensors ends within tensor q\.0"):
         reader.read(leaf, sharding(), np.dtype(np.float32))
     reader.close()

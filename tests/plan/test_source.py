@@ -15,6 +15,7 @@ from tpuctl.plan.schema import TrainingPlan, WeightsPlan, plan_dumps, plan_loads
 from tpuctl.plan.source import read_source
 from tpuctl.recipe.load import build_recipe
 from tpuctl.recipe.source import Source
+from tpuctl.text import train_bpe
 
 
 def plan_of(cwd: Path, *overrides: str) -> TrainingPlan:
@@ -28,7 +29,7 @@ def plan_of(cwd: Path, *overrides: str) -> TrainingPlan:
 
 def test_source_gives_the_plan_its_model_its_weights_and_its_tokenizer(tmp_path: Path) -> None:
     write_model(tmp_path / "tiny")
-    (tmp_path / "tiny" / "tokenizer.json").write_text("{}")
+    train_bpe(["some text"], vocab_size=260, path=tmp_path / "tiny" / "tokenizer.json")
     plan = plan_of(tmp_path)
     assert plan.model == replace(SPEC, name="tiny")
     assert plan.weights == WeightsPlan(uri=str(tmp_path / "tiny"), family="llama")

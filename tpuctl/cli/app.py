@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from tpuctl.cli import cluster, console
+from tpuctl.cli import cluster, console, tokenizer
 from tpuctl.cli.check import check
 from tpuctl.cli.export import export
 from tpuctl.cli.infer import infer
@@ -58,6 +58,7 @@ for _verb in (train, infer, run_recipe, plan, check, init, schema, slices, logs,
 app.add_typer(jobs, name="jobs")
 app.add_typer(models, name="models")
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(tokenizer.app, name="tokenizer")
 
 
 def main() -> NoReturn:

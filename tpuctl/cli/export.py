@@ -65,8 +65,9 @@ def export(
         return
     console.out(exported["folder"])
     size = f"{exported['num_bytes'] / 1e9:.2f} GB"
-    what = f"{exported['tensors']} tensors, {size} of {exported['dtype']}"
-    console.say(f"step {exported['step']} of {exported['run']}: {what} in {len(exported['files'])} files")
+    files = f"{len(exported['files'])} file{'s' * (len(exported['files']) > 1)}"
+    what = f"{exported['tensors']} tensors, {size} of {exported['dtype']} in {files}"
+    console.say(f"step {exported['step']} of {exported['run']}: {what}")
 
 
 def _place(path: str) -> str:

@@ -15,6 +15,9 @@ import numpy as np
 from tpuctl.engine.request import MAX_LOGIT_BIAS, MAX_STOP_IDS
 from tpuctl.engine.scheduler import Sequence, Work
 
+EXPLAINED_ROWS = 64
+"""Prompt tokens whose log probabilities are made at a time."""
+
 UNKNOWN = -1
 """In place of a token that only the device knows yet: the one last drawn in its slot."""
 
@@ -27,10 +30,11 @@ _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_pen
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """A static shape of a step: tokens, and rows to draw from, one per sequence."""
+    """A static shape of a step: tokens, rows to draw from, one per sequence, and whether it may have prompts."""
 
     tokens: int
     rows: int
+    prompts: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +108,7 @@ class StepRunner(Protocol):
         ...
 
     def explain(self, launched: Any, *, places: np.ndarray, targets: np.ndarray) -> StepResult:
-        """Log probabilities of ``targets`` as predicted at tokens ``places`` of a step's row."""
+        """Log probabilities of ``targets`` as predicted at tokens ``places`` of a step, up to ``EXPLAINED_ROWS``."""
         ...
 
 
@@ -208,7 +212,8 @@ class SlotTable:
         starts = np.concatenate([np.zeros(1, np.int32), np.cumsum(ends, dtype=np.int32)])
         pages = self._tables[token_slots, positions // size]
         blocks = _blocks(work, starts, self.sizes.query_block)
-        padded = np.zeros((bucket.tokens // self.sizes.query_block + bucket.rows, 4), np.int32)
+        most = bucket.tokens // self.sizes.query_block + bucket.rows if bucket.prompts else 0
+        padded = np.zeros((most, 4), np.int32)
         padded[: len(blocks)] = blocks or np.zeros((0, 4), np.int32)
         num_decodes = sum(item.count == 1 for item in work)
         return {

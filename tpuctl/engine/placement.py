@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from jax.sharding import Mesh
 
 from tpuctl.mesh import named_sharding
 from tpuctl.modelspec import ModelSpec
-from tpuctl.nn.params import ParamTree, logical_axes
+from tpuctl.nn.params import ParamTree, init_params, logical_axes
 
 _BACK = ("out", "down")  # used transposed as they are: see ``nn.layers.project_back``
 
@@ -59,6 +60,13 @@ def stacked(separate: ParamTree, *, like: ParamTree) -> ParamTree:
     )
     head = {"head": _shaped(separate["head"], like["head"].shape)} if "head" in separate else {}
     return separate | head | {"layers": layers}
+
+
+@functools.cache
+def param_shapes(spec: ModelSpec) -> ParamTree:
+    """Of a model's parameters, without making them."""
+    tree: ParamTree = jax.eval_shape(lambda: init_params(spec, jax.random.key(0)))
+    return tree
 
 
 class _Flat(tuple[Array]):

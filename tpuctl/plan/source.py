@@ -14,7 +14,8 @@ from tpuctl.model_folder import read_config, tokenizer_files
 from tpuctl.modelspec import ModelSpec
 from tpuctl.modelspec.config import ModelConfigError
 from tpuctl.modelspec.huggingface import spec_from_config
-from tpuctl.plan.places import Here, storage_place
+from tpuctl.plan.here import Here
+from tpuctl.plan.places import storage_place
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import Recipe, TrainingRecipe
 
