@@ -157,5 +157,5 @@ def test_infer_of_fewer_rows_than_hosts_and_of_a_function_that_is_not_there(
     assert few.code == 0, few.everything
     assert read(folder / "few")["id"].to_pylist() == [0]
     missing = tpuctl("infer", recipe("missing"), "--set", "task.function=work_of_mine:triple")
-    assert missing.code == 1, missing.everything
+    assert missing.code == 2, missing.everything
     assert "work_of_mine has no function 'triple'" in missing.err, missing.everything
