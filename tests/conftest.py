@@ -1,4 +1,4 @@
-"""Runs before any test imports JAX: eight virtual CPU devices, never a chip, and no program compiled twice."""
+"""Runs before any test imports JAX: eight virtual CPU devices, never a chip, no bucket but an emulated one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.gcs_process import GcsService, gcs_process
 from tpuctl.cluster.registry import Cluster, Registry
 from tpuctl.cluster.shape import SimulatedShape
 from tpuctl.cluster.simulated import down, up
+from tpuctl.storage import client_env
+
+BUCKET = "tpu-test"
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Below `uv run` Ray would make an environment with uv for every worker of a test that starts Ray itself.
@@ -28,6 +32,9 @@ OWNS_PROGRAMS = os.environ.get("JAX_COMPILATION_CACHE_DIR") is None
 os.environ["JAX_COMPILATION_CACHE_DIR"] = PROGRAMS
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
+# Read when the client libraries are imported; the endpoint itself is read when a client is made.
+os.environ.update({**client_env(None), "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"})
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep each file on one worker, for what its tests share, and all tests with Ray nodes on another, for theirs."""
@@ -41,6 +48,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_unconfigure() -> None:
     if OWNS_PROGRAMS:
         shutil.rmtree(PROGRAMS, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def gcs_service() -> Iterator[GcsService]:
+    """The emulated Cloud Storage of this session."""
+    with gcs_process(BUCKET) as service:
+        yield service
+
+
+@pytest.fixture
+def gcs(gcs_service: GcsService, monkeypatch: pytest.MonkeyPatch) -> GcsService:
+    """The emulated Cloud Storage with one empty bucket, ``tpu-test``, no faults, and this process's clients bent there.
+
+    Some clients look up the endpoint once and keep it, so all tests share one service.
+    """
+    for name, value in client_env(gcs_service.endpoint).items():
+        monkeypatch.setenv(name, value)
+    gcs_service.reset(BUCKET)
+    return gcs_service
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,10 +21,12 @@ import ray
 from tpuctl.entrypoints.corpus import build
 from tpuctl.entrypoints.ray_feed import RayFeed
 from tpuctl.train.batch import BatchFeed
+from tpuctl.train.data.columns import Columns
 from tpuctl.train.data.corpus import open_corpus
 from tpuctl.train.data.feed import LocalFeed
 from tpuctl.train.data.packing import start_cursor
-from tpuctl.train.data.stream import Stream, TokenizerRef, prepare_tokenizer
+from tpuctl.train.data.stream import Stream, prepare_tokenizer
+from tpuctl.train.data.tokenizer_files import TokenizerRef
 
 ROWS, SEQUENCE_LENGTH, VOCABULARY = range(16), 256, 2048
 FREE_STEPS, PACED_STEPS = 100, 30
@@ -70,7 +72,7 @@ def main() -> None:
 
 def quickstart_stream(scratch: Path) -> Stream:
     """The stream of the quickstart recipe: 16 rows of 256 tokens of a BPE of 2048 ids."""
-    corpus = open_corpus(build(scratch).train_uri, text_column="text")
+    corpus = open_corpus(build(scratch).train_uri, columns=Columns.text("text"))
     tokenizer = TokenizerRef(name=f"bpe:{VOCABULARY}", directory=str(scratch), vocab_size=VOCABULARY)
     prepare_tokenizer(tokenizer, corpus=corpus)
     return Stream(

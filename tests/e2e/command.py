@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,12 +27,17 @@ class Done:
 class Command:
     """The ``tpuctl`` command of this checkout, with clusters and tokens of its own."""
 
-    def __init__(self, *, state_dir: Path, cwd: Path) -> None:
+    def __init__(self, *, state_dir: Path, cwd: Path, more: Mapping[str, str] | None = None) -> None:
         self.state_dir = state_dir
-        self._cwd = cwd
+        self.cwd = cwd
         dropped = ("RAY_", "TPUCTL_", "JAX_", "XLA_")
         kept = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
         self._environ = {**kept, "TPUCTL_STATE_DIR": str(state_dir), "PYTHONPATH": str(Path(__file__).parents[2])}
+        self._environ.update(more or {})
+
+    def within(self, **more: str) -> Command:
+        """The same command with more in its environment."""
+        return Command(state_dir=self.state_dir, cwd=self.cwd, more=more)
 
     def __call__(self, *words: object, timeout_seconds: float = 240) -> Done:
         """Run to the end."""
@@ -48,7 +54,7 @@ class Command:
         """Start and leave running."""
         return subprocess.Popen(
             [sys.executable, "-m", "tpuctl", *map(str, words)],
-            cwd=self._cwd,
+            cwd=self.cwd,
             env=self._environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

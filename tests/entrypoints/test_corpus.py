@@ -12,6 +12,7 @@ import pytest
 from tpuctl.entrypoints import corpus
 from tpuctl.entrypoints.corpus import PYTHON_STDLIB, PYTHON_STDLIB_HELD_OUT, CorpusUris, build, dataset_uris
 from tpuctl.errors import DataError
+from tpuctl.train.data.columns import Columns
 from tpuctl.train.data.corpus import open_corpus
 
 
@@ -91,8 +92,8 @@ def test_build_that_breaks_leaves_no_dataset(tmp_path: Path, monkeypatch: pytest
 
 
 def test_build_is_a_dataset_that_can_be_opened(built: CorpusUris) -> None:
-    assert open_corpus(built.train_uri, text_column="text").num_rows > 400
-    assert open_corpus(str(built.eval_uri), text_column="text").num_rows > 10
+    assert open_corpus(built.train_uri, columns=Columns.text("text")).num_rows > 400
+    assert open_corpus(str(built.eval_uri), columns=Columns.text("text")).num_rows > 10
 
 
 def test_command_prints_what_goes_into_a_recipe(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_dataset_uris_builds_only_what_is_built_in(built: CorpusUris, tmp_path: 
     own = dataset_uris(PYTHON_STDLIB, eval_uri="/eval", directory=folder)
     assert own == CorpusUris(train_uri=built.train_uri, eval_uri="/eval")
     with pytest.raises(DataError, match="no built-in dataset 'builtin:wikipedia'"):
-        dataset_uris("builtin:wikipedia", eval_uri=None, directory=tmp_path)
+        dataset_uris("builtin:wikipedia", eval_uri=None, directory=str(tmp_path))
 
 
 def _documents_while_another_builds(directory: Path) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from tpuctl.errors import RecipeError
 from tpuctl.masking import looks_secret
 from tpuctl.plan.environment import masked
 from tpuctl.plan.schema import plan_dumps
+from tpuctl.storage import client_env
 
 ENVIRON = {"HF_TOKEN": "hf_test123", "PLAIN": "seen"}
 
@@ -40,11 +41,23 @@ def test_plan_job_sorts_variables_into_plain_and_secret_and_says_so(make_plan) -
     plan = make_plan(
         "job.env.API_KEY=k1", "job.env.A=1", "job.secrets.B=b2", "job.pass_env=HF_TOKEN,PLAIN", environ=ENVIRON
     )
-    assert plan.job.env == {"A": "1", "PLAIN": "seen"}
+    assert plan.job.env == {**client_env(None), "A": "1", "PLAIN": "seen"}
     assert plan.job.secrets == {"API_KEY": "k1", "HF_TOKEN": "hf_test123", "B": "b2"}
     assert [note for note in plan.notes if "job.env" in note] == [
         "job.env.API_KEY looks secret and is masked in all output"
     ]
+
+
+def test_plan_job_takes_the_storage_endpoint_of_the_command_to_every_client(make_plan) -> None:
+    environ = {"TPUCTL_GCS_ENDPOINT": "http://127.0.0.1:4443"}
+    assert make_plan(environ=environ).job.env == client_env("http://127.0.0.1:4443")
+    assert "STORAGE_EMULATOR_HOST" not in make_plan().job.env
+    mine = make_plan('job.env.FSSPEC_GCS={"requester_pays": true}').job.env
+    assert mine["FSSPEC_GCS"] == '{"requester_pays": true}'
+    with pytest.raises(RecipeError, match="TPUCTL_GCS_ENDPOINT is '127"):
+        make_plan(environ={"TPUCTL_GCS_ENDPOINT": "127.0.0.1:4443"})
+    with pytest.raises(RecipeError, match="must hold for the command too"):
+        make_plan("job.env.TPUCTL_GCS_ENDPOINT=http://127.0.0.1:4443")
 
 
 def test_masked_plan_holds_no_secret_value_anywhere(make_plan) -> None:

@@ -43,9 +43,9 @@ def test_plan_data_makes_paths_absolute_and_gives_built_in_text_its_held_out_par
     [
         ("run.directory=s3://b/x", "can't be used", "a local path"),
         ("run.directory=gs:/b/x", "can't be used", "a local path"),
-        ("run.directory=gs://b/x", "can't be used", "a local path"),
+        ("run.directory=gs://", "names no bucket", "gs://bucket/path"),
+        ("data.uri=gs:///x", "names no bucket", "gs://bucket/path"),
         ("data.uri=https://x/y.parquet", "can't be used", "a local path"),
-        ("data.uri=gs://b/x", "can't be read yet", ""),
         ("data.eval_uri=builtin:python-stdlib", "its own held-out part", "leave it out"),
         ("data.eval_uri=hf://b/x", "can't be used", ""),
         ("data.uri=builtin:pyton-stdlib", "unknown built-in", "builtin:python-stdlib"),
@@ -54,7 +54,7 @@ def test_plan_data_makes_paths_absolute_and_gives_built_in_text_its_held_out_par
         ("data.tokenizer=bpe", "unknown tokenizer", "bpe:N"),
         ("data.tokenizer=bpe:many", "expected bpe:N", "bpe:8192"),
         ("data.tokenizer=bpe:100", "expected bpe:N", "257"),
-        ("data.tokenizer=gs://b/tokenizer.json", "unknown tokenizer", "local path"),
+        ("data.tokenizer=s3://b/tokenizer.json", "unknown tokenizer", "gs:// URI"),
     ],
 )
 def test_plan_of_a_place_that_can_not_be_used_says_which_can(make_plan, text, message, hint) -> None:
@@ -66,12 +66,25 @@ def test_plan_of_a_place_that_can_not_be_used_says_which_can(make_plan, text, me
     assert hint in (caught.value.hint or "")
 
 
+def test_plan_keeps_uris_of_buckets_as_they_are(make_plan) -> None:
+    plan = make_plan(
+        "run.directory=gs://my-bucket/runs/one/",
+        "data.uri=gs://my-bucket/my data/a+b[1]%3A.parquet",
+        "data.tokenizer=gs://my-bucket/llama",
+        "model.vocab_size=300",
+    )
+    assert plan.run.directory == "gs://my-bucket/runs/one"
+    assert plan.data.uri == "gs://my-bucket/my data/a+b[1]%3A.parquet"
+    assert plan.data.tokenizer == "gs://my-bucket/llama"
+
+
 @pytest.mark.parametrize(
     ("overrides", "simulated"),
     [
         ([], False),
         (TWO_HOSTS, True),
         ([*TWO_HOSTS, "run.shared=true"], False),
+        ([*TWO_HOSTS, "run.directory=gs://my-bucket/run"], False),
     ],
 )
 def test_check_shared_storage_accepts_what_all_hosts_see(make_plan, overrides, simulated) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpuctl.cli import console
-from tpuctl.cli.progress import summary, view_for
+from tpuctl.cli.progress import infer_summary, summary, view_for
 from tpuctl.cli.target import Reached, reach_for
 from tpuctl.cli.watch import ProgressView, watch
 from tpuctl.errors import CapacityError, ExitCode
@@ -114,6 +114,9 @@ def _say_started(submission_id: str, *, attached: bool, launching: Launching) ->
 def _say_ending(code: ExitCode, last: dict[str, Event], launching: Launching) -> None:
     """The closing words: what came out, and the command line to go on with."""
     if code is ExitCode.DONE and "done" in last:
+        if "fresh_rows" in last["done"]:
+            _show_rows(last["done"], launching)
+            return
         for line in summary(last["done"], last.get("baselines")):
             console.say(line)
         if launching.further:
@@ -121,5 +124,13 @@ def _say_ending(code: ExitCode, last: dict[str, Event], launching: Launching) ->
         return
     if hint := last.get("failed", {}).get("hint"):
         console.say(f"  hint: {hint}")
-    if code is not ExitCode.DETACHED and ("checkpoint" in last or "resume" in last):
+    if code is not ExitCode.DETACHED and {"checkpoint", "resume", "rows"} & last.keys():
         console.say(f"resume         {launching.again}")
+
+
+def _show_rows(done: Event, launching: Launching) -> None:
+    """The end of batch inference: the first rows as a table, and what there is of them."""
+    if launching.output == "text" and done["first"]["rows"]:
+        console.table(done["first"]["columns"], done["first"]["rows"])
+    for line in infer_summary(done):
+        console.say(line)

@@ -13,7 +13,8 @@ from tpuctl.cli.options import Output, OutputOption, RecipeArgument, SetOption
 from tpuctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from tpuctl.plan.schema import Plan, TrainingPlan, WorkPlan
+    from tpuctl.plan.schema import InferencePlan, Plan, TrainingPlan, WorkPlan
+    from tpuctl.recipe.schema import Recipe
 
 
 def plan(recipe: RecipeArgument, set_: SetOption = None, output: OutputOption = Output.text) -> None:
@@ -35,10 +36,19 @@ def show(plan: Plan, output: Output) -> None:
 
 def resolve_recipe(recipe: Path, overrides: Sequence[str]) -> Plan:
     """The plan of a recipe file here and now; its secrets are not masked."""
-    from tpuctl.plan.resolve import resolve
     from tpuctl.recipe.load import load_recipe
 
-    return resolve(load_recipe(recipe, overrides=overrides), environ=os.environ, cwd=current_directory())
+    return resolve_here(load_recipe(recipe, overrides=overrides))
+
+
+def resolve_here(recipe: Recipe) -> Plan:
+    """The plan of a loaded recipe here and now, once the model folder it may name has been looked into."""
+    from tpuctl.plan.resolve import resolve
+    from tpuctl.plan.source import read_source
+
+    cwd = current_directory()
+    source = read_source(recipe, environ=os.environ, cwd=cwd)
+    return resolve(recipe, environ=os.environ, cwd=cwd, source=source)
 
 
 def current_directory() -> Path:
@@ -55,13 +65,15 @@ def current_directory() -> Path:
 
 def describe(plan: Plan) -> str:
     """A masked plan for people, one line per part."""
-    from tpuctl.plan.schema import CustomPlan, TrainingPlan
+    from tpuctl.plan.schema import CustomPlan, InferencePlan, TrainingPlan
 
     lines = [("run", f"{plan.run.name} in {plan.run.directory}"), ("slice", _slice(plan))]
     if isinstance(plan, TrainingPlan):
         lines += _training(plan)
     if isinstance(plan, CustomPlan):
         lines += _custom(plan.work)
+    if isinstance(plan, InferencePlan):
+        lines += _inference(plan)
     lines.append(("job", _job(plan)))
     if isinstance(plan, TrainingPlan):
         lines.append(("memory", _memory(plan)))
@@ -76,6 +88,25 @@ def _custom(work: WorkPlan) -> list[tuple[str, str]]:
     return [("runs", f"{runs}, on every host"), ("files", files)]
 
 
+def _inference(plan: InferencePlan) -> list[tuple[str, str]]:
+    data, task, output = plan.data, plan.task, plan.output
+    columns = f"columns {', '.join(data.columns)}" if data.columns else "all columns"
+    limit = f", the first {data.limit:,} rows" if data.limit else ""
+    inputs = ", ".join(task.inputs) or "all columns that can be arrays"
+    batches = f"batches of {task.batch_rows} rows, ragged end {task.ragged}"
+    what = f"{task.function} on {inputs}" if task.function else f"of {task.text_column} by {_source(plan)}"
+    bad = "fail the job" if output.bad_rows == "fail" else f"go to quarantine, at most {output.max_quarantine}"
+    return [
+        ("data", f"{data.uri} ({columns}{limit})"),
+        ("task", f"{task.kind} {what}; {batches}"),
+        ("output", f"{output.uri}, mode {output.mode}; at most {output.rows_per_part:,} rows a part; bad rows {bad}"),
+    ]
+
+
+def _source(plan: InferencePlan) -> str:
+    return plan.model.uri if plan.model else "no model"
+
+
 def _training(plan: TrainingPlan) -> list[tuple[str, str]]:
     return [
         (
@@ -83,6 +114,7 @@ def _training(plan: TrainingPlan) -> list[tuple[str, str]]:
             f"slice {plan.mesh.slice} · data {plan.mesh.data} · fsdp {plan.mesh.fsdp} · tensor {plan.mesh.tensor}",
         ),
         ("model", _model(plan)),
+        ("weights", _weights(plan)),
         ("data", _data(plan)),
         ("train", _train(plan)),
         ("optim", _optim(plan)),
@@ -105,6 +137,12 @@ def _model(plan: TrainingPlan) -> str:
     heads = f"{model.num_heads}/{model.num_kv_heads} heads × {model.head_dim}"
     sizes = f"hidden {model.hidden_size}, {model.num_layers} layers, {heads}, mlp {model.mlp_size}"
     return f"{model.name}: {plan.budget.parameters:,} parameters; {sizes}, vocabulary {model.vocab_size}"
+
+
+def _weights(plan: TrainingPlan) -> str:
+    if plan.weights is None:
+        return f"drawn from seed {plan.train.seed}"
+    return f"{plan.weights.uri} ({plan.weights.family}); a resumed run has its checkpoint's"
 
 
 def _data(plan: TrainingPlan) -> str:

@@ -21,6 +21,9 @@ PLAIN_INTERVAL_SECONDS = 5.0
 
 Clock = Callable[[], float]
 
+# Events that come again and again, and their fields for how far the job is and how far it goes.
+_TICKS = {"step": ("step", "steps"), "rows": ("done", "total")}
+
 
 class View(Protocol):
     """Where a followed job shows itself."""
@@ -53,8 +56,8 @@ class PlainView:
         text = self._words.of(item)
         if text is None:
             return
-        if item["event"] == "step":
-            if self._clock() < self._next_step_line and item.get("step") != item.get("steps"):
+        if item["event"] in _TICKS:
+            if self._clock() < self._next_step_line and not _is_last(item):
                 return
             self._next_step_line = self._clock() + self._interval_seconds
         self.line(f"[{self._clock() - self._started:7.1f} s] {text}")
@@ -102,8 +105,9 @@ class LiveView:
         text = self._words.of(item)
         if text is None:
             return
-        if item["event"] == "step":
-            self._bar.update(self._task, description=text, total=item.get("steps"), completed=item.get("step", 0))
+        if item["event"] in _TICKS:
+            done, total = (item.get(key) for key in _TICKS[item["event"]])
+            self._bar.update(self._task, description=text, total=total, completed=done or 0)
             return
         self._bar.update(self._task, description=text.split("  ")[0])
         self.line(f"[{time.time() - self._started:7.1f} s] {text}")
@@ -162,6 +166,19 @@ class Wording:
             parts.append(f"ETA {seconds(item['eta_seconds'])}")
         return "  ".join(parts)
 
+    def _rows(self, item: Event) -> str:
+        simulated = " (simulated)" if self._simulated else ""
+        parts = [f"row {item['done']:,} of {item['total']:,}", f"{item['rows_per_second']:,.1f} rows/s{simulated}"]
+        if item.get("tokens_per_second") is not None:
+            parts.append(f"{item['tokens_per_second']:,.0f} tokens/s")
+        if item.get("quarantined"):
+            parts.append(f"{item['quarantined']:,} in quarantine")
+        if item.get("eta_seconds") is not None:
+            parts.append(f"ETA {seconds(item['eta_seconds'])}")
+        if len(item["host_rows"]) > 1:
+            parts.append("hosts " + " ".join(f"{host}: {rows:,}" for host, rows in item["host_rows"].items()))
+        return "  ".join(parts)
+
     def _eval(self, item: Event) -> str:
         return f"held-out  step {item['step']}  loss {item['loss']:.4f}{_bits(item)}"
 
@@ -175,7 +192,8 @@ class Wording:
         return f"note  {item['text']}"
 
     def _stopped(self, item: Event) -> str:
-        return f"stopped at step {item['step']} ({item['reason']})"
+        where = f"step {item['step']}" if "step" in item else f"row {item['rows']:,} of {item['total']:,}"
+        return f"stopped at {where} ({item['reason']})"
 
     def _failed(self, item: Event) -> str:
         return f"failed  {item['reason']}"
@@ -196,6 +214,23 @@ def summary(done: Event, baselines: Event | None) -> list[str]:
     return lines
 
 
+def infer_summary(done: Event) -> list[str]:
+    """The lines that close a batch inference job."""
+    apart = [
+        f"{done[name]:,} {words}"
+        for name, words in (("quarantined", "in quarantine"), ("dropped", "dropped"))
+        if done[name]
+    ]
+    what = ", ".join([f"{done['rows']:,} rows in {done['parts']:,} parts", *apart])
+    if not done["fresh_rows"]:
+        return [f"nothing to do: {done['output']} is complete ({what})"]
+    busy = "" if done.get("busy") is None else f"; devices busy {100 * done['busy']:.0f} %"
+    return [
+        f"done: {what}, {done['fresh_rows']:,} of them now, in {seconds(done['seconds'])}{busy}",
+        f"output         {done['output']}",
+    ]
+
+
 def seconds(duration: float) -> str:
     """A duration as a person says it: ``4.2 s``, ``3 min 20 s``, ``2 h 05 min``."""
     if duration < 60:
@@ -204,6 +239,11 @@ def seconds(duration: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _is_last(item: Event) -> bool:
+    done, total = (item.get(key) for key in _TICKS[item["event"]])
+    return bool(done == total)
 
 
 def _bits(item: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ from tpuctl.errors import TpuctlError
 from tpuctl.plan.schema import Plan
 from tpuctl.runs.lease import TTL_SECONDS, Lease, LeaseLostError, acquire
 from tpuctl.runs.record import Attempt, AttemptStatus, begin_attempt, end_attempt
+from tpuctl.storage.access import require_writable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +54,8 @@ class HeldRun:
 
     def __enter__(self) -> Self:
         directory = self._plan.run.directory
+        # Before the lease, which is the first thing written there, and long before a slice is reserved.
+        require_writable(directory)
         self._lease = acquire(directory, job=self._identity.submission_id, takeover=self._identity.takeover)
         begin_attempt(
             self._plan,

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tpuctl.errors import DataError
+from tpuctl.storage import is_gcs, join, open_storage
 
 PYTHON_STDLIB = "builtin:python-stdlib"
 # What a plan calls the held-out part of it.
@@ -38,6 +39,8 @@ _SKIPPED_FOLDERS = frozenset(
 )
 _SKIPPED_PREFIXES = ("_sysconfigdata", "config-")
 
+_TRAIN = "train.parquet"
+_HELD_OUT = "held-out.parquet"
 _HELD_OUT_PER_MILLE = 30
 _LEAST_BYTES = 1 << 20
 _ROWS_PER_GROUP = 64
@@ -54,8 +57,8 @@ class CorpusUris:
     eval_uri: str | None
 
 
-def dataset_uris(uri: str, *, eval_uri: str | None, directory: Path) -> CorpusUris:
-    """The datasets a plan names; a built-in one is built below ``directory`` first.
+def dataset_uris(uri: str, *, eval_uri: str | None, directory: str) -> CorpusUris:
+    """The datasets a plan names; a built-in one is built below ``directory`` first, a path or a ``gs://`` URI.
 
     An ``eval_uri`` of the user's own stands, also beside a built-in dataset.
 
@@ -74,7 +77,7 @@ def dataset_uris(uri: str, *, eval_uri: str | None, directory: Path) -> CorpusUr
     )
 
 
-def build(directory: Path) -> CorpusUris:
+def build(directory: str | Path) -> CorpusUris:
     """Write the dataset into a folder of its own below ``directory``, whole or not at all; one that is there is used.
 
     The folder is named for the interpreter, so that another Python makes another dataset.
@@ -83,10 +86,13 @@ def build(directory: Path) -> CorpusUris:
         DataError: this interpreter comes without its sources.
     """
     version = ".".join(map(str, sys.version_info[:3]))
-    folder = directory.absolute() / f"python-stdlib-{version}-{_FORMAT}"
+    name = f"python-stdlib-{version}-{_FORMAT}"
+    if is_gcs(str(directory)):
+        return _build_in_bucket(join(str(directory), name))
+    folder = Path(directory).absolute() / name
     if not folder.is_dir():
         _write(folder)
-    return CorpusUris(train_uri=str(folder / "train.parquet"), eval_uri=str(folder / "held-out.parquet"))
+    return CorpusUris(train_uri=str(folder / _TRAIN), eval_uri=str(folder / _HELD_OUT))
 
 
 def main() -> None:
@@ -95,6 +101,19 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where to put it")
     uris = build(parser.parse_args().folder)
     print(f'[data]\nuri = "{uris.train_uri}"\neval_uri = "{uris.eval_uri}"')
+
+
+def _build_in_bucket(folder: str) -> CorpusUris:
+    uris = CorpusUris(train_uri=join(folder, _TRAIN), eval_uri=join(folder, _HELD_OUT))
+    storage = open_storage(folder)
+    if not storage.exists(uris.train_uri):
+        with tempfile.TemporaryDirectory(prefix="tpuctl-corpus-") as scratch:
+            local = Path(scratch) / "built"
+            _write(local)
+            # The one that is looked for goes last. Two who do this at once write the same bytes.
+            storage.put_file(local / _HELD_OUT, join(folder, _HELD_OUT))
+            storage.put_file(local / _TRAIN, uris.train_uri)
+    return uris
 
 
 def _write(folder: Path) -> None:
@@ -110,8 +129,8 @@ def _write(folder: Path) -> None:
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     partial.chmod(0o755)
     sections = [(path, section) for path, text in training.items() for section in _sections(text)]
-    _write_parquet(partial / "train.parquet", sorted(sections, key=lambda item: _digest(item[1])))
-    _write_parquet(partial / "held-out.parquet", list(held_out.items()))
+    _write_parquet(partial / _TRAIN, sorted(sections, key=lambda item: _digest(item[1])))
+    _write_parquet(partial / _HELD_OUT, list(held_out.items()))
     _publish(partial, folder)
 
 

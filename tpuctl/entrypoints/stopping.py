@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
@@ -30,7 +32,17 @@ def forward_sigterm(job: str) -> None:
 def request_stop(job: str) -> None:
     """Ask the workers of ``job`` to save and end."""
     _internal_kv_put(_key(job), b"stop", namespace=NAMESPACE)
-    emit("note", text="stop requested: saving a checkpoint first")
+    emit("note", text="stop requested: what is done is saved first")
+
+
+@contextmanager
+def stop_watch(job: str) -> Iterator[Callable[[], bool]]:
+    """Says for the length of the block whether ``job`` was asked to stop."""
+    watch = StopWatch(job)
+    try:
+        yield watch.asked
+    finally:
+        watch.close()
 
 
 class StopWatch:

@@ -7,12 +7,13 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from tpuctl.entrypoints.emit import emit_event
+from tpuctl.entrypoints.emit import emit_event, warnings_as_notes
 from tpuctl.entrypoints.preemption import noticed
 from tpuctl.entrypoints.prepare import Text
 from tpuctl.entrypoints.stopping import StopWatch
+from tpuctl.errors import StorageError
 from tpuctl.plan.schema import TrainingPlan, plan_from_json, plan_to_json
-from tpuctl.runs.events import Event
+from tpuctl.runs.events import Event, event
 from tpuctl.runs.record import MetricsWriter
 from tpuctl.storage import join
 
@@ -23,22 +24,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostConfig:
-    """What the driver gives every host."""
+    """What the driver gives every host. ``weights`` is the fingerprint of those a new run starts from."""
 
     plan: TrainingPlan
     text: Text
+    weights: str
     job: str
 
     def to_ray(self) -> dict[str, Any]:
         """The dictionary that Ray Train hands to the work."""
-        return {"plan": plan_to_json(self.plan), "text": self.text, "job": self.job}
+        return {"plan": plan_to_json(self.plan), "text": self.text, "weights": self.weights, "job": self.job}
 
     @classmethod
     def from_ray(cls, config: dict[str, Any]) -> Self:
         """The config a worker was given."""
         plan = plan_from_json(config["plan"])
         assert isinstance(plan, TrainingPlan), "the driver of a training run sends one"
-        return cls(plan=plan, text=config["text"], job=config["job"])
+        return cls(plan=plan, text=config["text"], weights=config["weights"], job=config["job"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,16 +66,18 @@ def train_host(config: dict[str, Any]) -> HostResult:
     from tpuctl.train.devices import verify_devices
     from tpuctl.train.loop import run
 
+    warnings_as_notes()
     # Both tell of every step of a save; what matters of it comes as our own events.
     for name in ("absl", "orbax"):
         logging.getLogger(name).setLevel(logging.WARNING)
     simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
     verify_devices(given.plan, simulated=simulated)
-    watch = StopWatch(given.job)
+    watch, recorder = StopWatch(given.job), Recorder(given.plan.run.directory)
     try:
-        return _result(run(_task(given, lambda: _reason_to_stop(watch), simulated=simulated)))
+        return _result(run(_task(given, lambda: _reason_to_stop(watch), recorder, simulated=simulated)))
     finally:
         watch.close()
+        recorder.close()
 
 
 def _reason_to_stop(watch: StopWatch) -> StopReason | None:
@@ -84,7 +88,7 @@ def _reason_to_stop(watch: StopWatch) -> StopReason | None:
     return StopReason.PREEMPTED if noticed() else None
 
 
-def _task(given: HostConfig, stop: StopPoll, *, simulated: bool) -> Task:
+def _task(given: HostConfig, stop: StopPoll, recorder: Recorder, *, simulated: bool) -> Task:
     from tpuctl.entrypoints.ray_feed import RayFeed
     from tpuctl.mesh import create_mesh, host_rows
     from tpuctl.train.checkpoint import Checkpoints
@@ -94,7 +98,7 @@ def _task(given: HostConfig, stop: StopPoll, *, simulated: bool) -> Task:
 
     plan, text = given.plan, given.text
     mesh = create_mesh(plan.mesh)
-    provenance = provenance_of(plan, dataset=text.train.corpus.fingerprint, job=given.job)
+    provenance = provenance_of(plan, dataset=text.train.corpus.fingerprint, weights=given.weights, job=given.job)
     return Task(
         plan=plan,
         program=program_for(plan, mesh, real_vocab=text.tokenizer().vocab_size),
@@ -107,7 +111,7 @@ def _task(given: HostConfig, stop: StopPoll, *, simulated: bool) -> Task:
         checkpoints=Checkpoints(
             join(plan.run.directory, "checkpoints"), provenance=provenance, keep=plan.checkpoint.keep
         ),
-        emit=Recorder(plan.run.directory).take,
+        emit=recorder.take,
         stop=stop,
         simulated=simulated,
     )
@@ -131,6 +135,15 @@ class Recorder:
             self._resume_step = item["step"]
         if item["event"] in ("step", "eval"):
             self._history().append(item)
+
+    def close(self) -> None:
+        """Return once the history is kept; one that can't be is told, and is no reason to call the run failed."""
+        if self._metrics is None:
+            return
+        try:
+            self._metrics.close()
+        except StorageError as error:
+            emit_event(event("note", text=f"the last steps are missing from the run's history: {error.message}"))
 
     def _history(self) -> MetricsWriter:
         if self._metrics is None:

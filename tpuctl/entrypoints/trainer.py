@@ -24,7 +24,8 @@ from ray.train.v2.jax import JaxTrainer
 from tpuctl.entrypoints.failures import ReasonedFailurePolicy, explain
 from tpuctl.entrypoints.gang import GangConfig
 from tpuctl.plan.schema import Plan
-from tpuctl.storage import join
+from tpuctl.storage import is_gcs, join
+from tpuctl.storage.arrow import arrow_filesystem
 
 _ENVIRONMENT = {
     # Prints are ours and reach the log once; Ray's patch would write them a second time.
@@ -69,6 +70,7 @@ def _make_trainer(plan: Plan, work: HostWork, *, storage: str, simulated: bool) 
         # Nobody preempts a simulated slice, and the watcher is one more process.
         os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
     reserved = plan.slice
+    filesystem, path = arrow_filesystem(storage)
     trainer = SliceTrainer(
         work.run,
         train_loop_config=dict(work.config),
@@ -88,7 +90,8 @@ def _make_trainer(plan: Plan, work: HostWork, *, storage: str, simulated: bool) 
         ),
         run_config=RunConfig(
             name="ray-train",
-            storage_path=storage,
+            storage_path=path,
+            storage_filesystem=filesystem if is_gcs(storage) else None,
             failure_config=FailureConfig(max_failures=plan.job.max_failures, controller_failure_limit=0),
             logging_config=LoggingConfig(log_level="WARNING"),
         ),

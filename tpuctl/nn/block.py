@@ -32,6 +32,8 @@ class ForwardOptions:
     dropout: float = 0.0
     dropout_keys: Key[Array, " b"] | None = None
     partition: Partition = WHOLE
+    unroll: bool = False
+    """Whether the layers stand one after the other in the program, instead of as one that runs many times."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

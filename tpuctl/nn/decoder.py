@@ -97,7 +97,8 @@ class Decoder(nnx.Module):
                 )
                 return nnx.merge(graph, params)(*carry, around), None
 
-            carry, _ = lax.scan(rematerialised(layer, options.remat), carry, (stacked, views))
+            body = rematerialised(layer, options.remat)
+            carry, _ = lax.scan(body, carry, (stacked, views), unroll=options.unroll or 1)
         x, state = carry
         return options.partition.gather_sequence(self.final_norm(x)), state
 

@@ -9,9 +9,12 @@ from tpuctl.masking import MASK, looks_secret
 from tpuctl.plan.schema import JobPlan, Plan
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import Recipe
+from tpuctl.storage import ENDPOINT_VARIABLE, client_env
 
 # tpuctl sets these itself on every host; a value of the user's would put processes on the wrong devices.
 _OURS = {"JAX_PLATFORMS", "TPU_NAME", "TPU_WORKER_ID", "TPU_TOPOLOGY", "TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES"}
+# The submitting side must reach the same buckets, so these are set in the environment of the command.
+_FROM_ENVIRON = {ENDPOINT_VARIABLE, "STORAGE_EMULATOR_HOST"}
 
 
 def plan_job(recipe: Recipe, *, environ: Mapping[str, str], findings: Findings) -> JobPlan:
@@ -25,7 +28,7 @@ def plan_job(recipe: Recipe, *, environ: Mapping[str, str], findings: Findings) 
     )
     _check_names(recipe, findings)
     return JobPlan(
-        env=plain,
+        env={**_storage_clients(environ, findings), **plain},
         secrets={**hidden, **job.secrets},
         pip=job.pip,
         max_failures=job.max_failures,
@@ -38,6 +41,14 @@ def plan_job(recipe: Recipe, *, environ: Mapping[str, str], findings: Findings) 
 def masked(plan: Plan) -> Plan:
     """The plan with every secret's value replaced: the form to print, log or keep."""
     return replace(plan, job=replace(plan.job, secrets=dict.fromkeys(plan.job.secrets, MASK)))
+
+
+def _storage_clients(environ: Mapping[str, str], findings: Findings) -> dict[str, str]:
+    """How every client library in the job reaches gs://, whether or not this recipe names a bucket."""
+    endpoint = environ.get(ENDPOINT_VARIABLE)
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        findings.refuse("job", f"{ENDPOINT_VARIABLE} is {endpoint!r}", "write http://host:port, or unset it")
+    return client_env(endpoint)
 
 
 def _passed(recipe: Recipe, environ: Mapping[str, str], findings: Findings) -> dict[str, str]:
@@ -54,5 +65,8 @@ def _check_names(recipe: Recipe, findings: Findings) -> None:
             path = f"job.{table}" if table == "pass_env" else f"job.{table}.{name}"
             if name in _OURS:
                 findings.refuse(path, f"{name} is set by tpuctl on every host", "leave it out")
+            if name in _FROM_ENVIRON:
+                hint = f"export {ENDPOINT_VARIABLE}=http://host:port where you run tpuctl; jobs get it from there"
+                findings.refuse(path, f"{name} must hold for the command too", hint)
     for name in sorted((job.env.keys() & job.secrets.keys()) | (set(job.pass_env) & {*job.env, *job.secrets})):
         findings.refuse("job", f"{name} is given twice", "keep one of env, secrets and pass_env")

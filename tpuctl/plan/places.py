@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import os.path
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
 
 from tpuctl.errors import RecipeError
+from tpuctl.plan.chat import plan_chat
+from tpuctl.plan.here import Here
 from tpuctl.plan.schema import DataPlan, Plan, RunPlan
 from tpuctl.plan.tokenizer import check_tokenizer, is_tokenizer_file
 from tpuctl.recipe.origin import Findings, Origin
@@ -15,45 +16,28 @@ from tpuctl.recipe.schema import Recipe, TrainingRecipe
 
 BUILTIN_TEXTS = ("builtin:python-stdlib",)
 _HELD_OUT = "/held-out"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Here:
-    """Where the recipe is being resolved: relative paths start at ``cwd``, ``~`` is ``home``."""
-
-    cwd: str
-    home: str | None
-
-    @classmethod
-    def of(cls, cwd: os.PathLike[str] | str, environ: Mapping[str, str]) -> Here:
-        """The place of this working directory and environment."""
-        return cls(cwd=os.fspath(cwd), home=environ.get("HOME"))
-
-    def absolute(self, path: str) -> str:
-        """A local path, absolute and without ``..``."""
-        if self.home and (path == "~" or path.startswith("~/")):
-            path = self.home + path[1:]
-        return os.path.normpath(os.path.join(self.cwd, path))
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]+(/|$)")
 
 
 def plan_run(recipe: Recipe, *, here: Here, findings: Findings) -> RunPlan:
     """The run's name and directory."""
     name = recipe.run.name or _name_of_file(recipe.origin.file, findings)
     directory = recipe.run.directory or f"runs/{name}"
-    place = _placed("run.directory", directory, schemes=(), here=here, findings=findings)
+    place = _placed("run.directory", directory, here=here, findings=findings)
     return RunPlan(name=name, directory=place, shared=recipe.run.shared)
 
 
-def plan_data(recipe: TrainingRecipe, *, here: Here, findings: Findings) -> DataPlan:
+def plan_data(recipe: TrainingRecipe, *, tokenizer: str, here: Here, findings: Findings) -> DataPlan:
     """The text and its tokenizer."""
     data = recipe.data
-    check_tokenizer(recipe, findings=findings)
+    check_tokenizer(tokenizer, findings=findings)
     uri = _text_place("data.uri", data.uri, here=here, findings=findings)
     return DataPlan(
         uri=uri,
         eval_uri=_held_out(data.eval_uri, uri, here=here, findings=findings),
         text_column=data.text_column,
-        tokenizer=here.absolute(data.tokenizer) if is_tokenizer_file(data.tokenizer) else data.tokenizer,
+        chat=plan_chat(recipe, tokenizer=tokenizer, here=here, findings=findings),
+        tokenizer=_tokenizer_place(tokenizer, here=here, findings=findings),
         packing=data.packing,
         ragged=data.ragged,
         epochs=data.epochs,
@@ -61,6 +45,16 @@ def plan_data(recipe: TrainingRecipe, *, here: Here, findings: Findings) -> Data
         seed=data.seed,
         readers_per_host=data.readers_per_host,
     )
+
+
+def dataset_place(key: str, uri: str, *, here: Here, findings: Findings) -> str:
+    """A dataset's URI: a built-in one, or an absolute place."""
+    return _text_place(key, uri, here=here, findings=findings)
+
+
+def storage_place(key: str, uri: str, *, here: Here, findings: Findings) -> str:
+    """An absolute place that can be written to."""
+    return _placed(key, uri, here=here, findings=findings)
 
 
 def check_shared_storage(plan: Plan, *, simulated: bool, origin: Origin | None = None) -> None:
@@ -77,7 +71,8 @@ def check_shared_storage(plan: Plan, *, simulated: bool, origin: Origin | None =
     raise RecipeError(
         f"run directory {plan.run.directory} is local, but the {plan.slice.total_hosts} hosts of the job each have a "
         "disk of their own",
-        hint="put it on a file system that every host mounts at that path, and set run.shared = true",
+        hint="name a bucket (gs://bucket/path); or a file system that every host mounts at that path, with "
+        "run.shared = true",
         where=origin.where("run.directory") if origin else None,
     )
 
@@ -102,30 +97,29 @@ def _held_out(asked: str | None, training: str, *, here: Here, findings: Finding
     return place
 
 
+def _tokenizer_place(name: str, *, here: Here, findings: Findings) -> str:
+    return _placed("data.tokenizer", name, here=here, findings=findings) if is_tokenizer_file(name) else name
+
+
 def _text_place(key: str, uri: str, *, here: Here, findings: Findings) -> str:
     if uri.startswith("builtin:"):
         if uri not in BUILTIN_TEXTS:
             near = difflib.get_close_matches(uri, BUILTIN_TEXTS, n=1, cutoff=0.0)
             findings.refuse(key, f"unknown built-in text {uri!r}", f"there is {near[0]}")
         return uri
-    if uri.startswith("gs://"):
-        findings.refuse(key, "text in gs:// can't be read yet", "copy it to a folder every host sees")
-        return uri
-    return _placed(key, uri, schemes=(), here=here, findings=findings)
+    return _placed(key, uri, here=here, findings=findings)
 
 
-def _placed(key: str, uri: str, *, schemes: tuple[str, ...], here: Here, findings: Findings) -> str:
-    """An absolute local path, or a URI of one of the schemes."""
+def _placed(key: str, uri: str, *, here: Here, findings: Findings) -> str:
+    """An absolute local path, or a URI in a bucket."""
     scheme, separator, rest = uri.partition("://")
     if separator and scheme == "file":
         return here.absolute("/" + rest.lstrip("/"))
-    if separator and scheme in schemes:
-        bucket, _, _ = rest.partition("/")
-        if not bucket:
+    if separator and scheme == "gs":
+        if not _BUCKET.match(rest):
             findings.refuse(key, f"{uri!r} names no bucket", "write gs://bucket/path")
         return uri.rstrip("/")
     if separator or uri.startswith(("gs:", "s3:", "http:", "https:")):
-        allowed = " or ".join(["a local path", *(f"{name}://bucket/path" for name in schemes)])
-        findings.refuse(key, f"{uri!r} can't be used here", f"write {allowed}")
+        findings.refuse(key, f"{uri!r} can't be used here", "write a local path or gs://bucket/path")
         return uri
     return here.absolute(uri)

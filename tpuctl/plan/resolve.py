@@ -1,4 +1,5 @@
-"""From a recipe to a plan: every default filled in, every rule over several keys checked. Pure: no file, no clock."""
+"""From a recipe to a plan: every default filled in, every rule over several keys checked. No clock, no network,
+and no file but the tokenizer's, whose number of ids the model's size depends on."""
 
 from __future__ import annotations
 
@@ -7,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tpuctl import __version__
-from tpuctl.errors import TopologyError
 from tpuctl.modelspec import ModelSpec
 from tpuctl.plan.budget import Workload, choose_remat, estimate, gib, shortage_hint
 from tpuctl.plan.environment import plan_job
+from tpuctl.plan.here import Here
+from tpuctl.plan.infer import resolve_inference
 from tpuctl.plan.mesh import plan_mesh
-from tpuctl.plan.model import plan_model
-from tpuctl.plan.places import Here, plan_data, plan_run
+from tpuctl.plan.model import ModelGround, plan_model, plan_tokenizer
+from tpuctl.plan.places import plan_data, plan_run
 from tpuctl.plan.schema import (
     BudgetPlan,
     CheckpointPlan,
@@ -24,44 +26,55 @@ from tpuctl.plan.schema import (
     MeshPlan,
     OptimPlan,
     Plan,
-    SlicePlan,
     TrainingPlan,
     TrainPlan,
+    WeightsPlan,
     WorkPlan,
 )
+from tpuctl.plan.slices import plan_slices
+from tpuctl.plan.source import ModelSource
 from tpuctl.recipe.custom import CustomJobTable
 from tpuctl.recipe.origin import Findings
-from tpuctl.recipe.schema import CustomRecipe, Recipe, TrainingRecipe
-from tpuctl.topology import SliceShape, generation, resolve_slice
+from tpuctl.recipe.schema import CustomRecipe, InferenceRecipe, Recipe, TrainingRecipe
+from tpuctl.topology import generation
 
 ENTRYPOINTS: dict[JobKind, str] = {"train": "tpuctl.entrypoints.train", "custom": "tpuctl.entrypoints.custom"}
 _LONGEST_WARMUP = 1000
 
 
-def resolve(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str] | str) -> Plan:
+def resolve(
+    recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str] | str, source: ModelSource | None = None
+) -> Plan:
     """What the recipe amounts to.
 
     Args:
         recipe: As loaded.
         environ: The caller's environment: ``job.pass_env`` and ``~`` are looked up in it, nothing else.
         cwd: Where relative paths start, whatever directory the recipe lies in.
+        source: What ``source.read_source`` found where the recipe names a model folder.
 
     Raises:
         RecipeError: all rules that are broken, each with file, line, key and remedy.
     """
     here = Here.of(cwd, environ)
+    if isinstance(recipe, InferenceRecipe):
+        return resolve_inference(recipe, environ=environ, here=here)
     if isinstance(recipe, CustomRecipe):
         return _resolve_custom(recipe, environ=environ, here=here)
     assert isinstance(recipe, TrainingRecipe), "there is no other kind"
-    return _resolve_training(recipe, environ=environ, here=here)
+    return _resolve_training(recipe, environ=environ, here=here, source=source)
 
 
-def _resolve_training(recipe: TrainingRecipe, *, environ: Mapping[str, str], here: Here) -> TrainingPlan:
+def _resolve_training(
+    recipe: TrainingRecipe, *, environ: Mapping[str, str], here: Here, source: ModelSource | None
+) -> TrainingPlan:
     findings = Findings(origin=recipe.origin)
     slices = plan_slices(recipe, findings=findings)
-    model = plan_model(recipe, findings=findings)
+    tokenizer = plan_tokenizer(recipe, source)
+    ground = ModelGround(source=source, tokenizer=tokenizer, here=here)
+    model = plan_model(recipe, ground=ground, findings=findings)
     run = plan_run(recipe, here=here, findings=findings)
-    data = plan_data(recipe, here=here, findings=findings)
+    data = plan_data(recipe, tokenizer=tokenizer, here=here, findings=findings)
     job = plan_job(recipe, environ=environ, findings=findings)
     optim = _optim(recipe, findings)
     _check_cadence(recipe, data, findings)
@@ -81,6 +94,7 @@ def _resolve_training(recipe: TrainingRecipe, *, environ: Mapping[str, str], her
         slice=slices,
         mesh=mesh,
         model=model,
+        weights=None if source is None else WeightsPlan(uri=source.uri, family=source.family),
         data=data,
         optim=optim,
         train=train,
@@ -128,36 +142,6 @@ def _work(job: CustomJobTable, *, here: Here, findings: Findings) -> WorkPlan:
         directory=directory,
         include=job.include,
         exclude=job.exclude,
-    )
-
-
-def plan_slices(recipe: Recipe, *, findings: Findings) -> SlicePlan | None:
-    """The slices a recipe asks for, or None and why not in ``findings``."""
-    table = recipe.slice
-    try:
-        found = resolve_slice(table.accelerator, table.topology, chips_per_host=table.chips_per_host)
-    except TopologyError as error:
-        key = "accelerator" if "accelerator" in error.message or table.topology is None else "topology"
-        key = "chips_per_host" if "chips_per_host" in error.message else key
-        findings.refuse(f"slice.{key}", error.message, error.hint)
-        return None
-    findings.notes.extend(found.notes)
-    return slice_plan(found.shape, slices=table.slices)
-
-
-def slice_plan(shape: SliceShape, *, slices: int = 1) -> SlicePlan:
-    """A slice of the table as part of a plan."""
-    return SlicePlan(
-        generation=shape.generation.name,
-        accelerator_type=shape.accelerator_type,
-        pod_type=shape.pod_type,
-        topology=shape.topology,
-        machine=shape.machine,
-        slices=slices,
-        hosts=shape.hosts,
-        chips=shape.chips,
-        chips_per_host=shape.chips_per_host,
-        devices_per_chip=shape.generation.devices_per_chip,
     )
 
 

@@ -22,10 +22,11 @@ _INTRO = """\
 
 <!-- Written by `python -m tpuctl.recipe.reference > docs/recipe.md`; do not edit. -->
 
-A recipe is a TOML file that says what to run and on which slice: `kind = "train"` trains a model on text,
-`kind = "custom"` runs a command or function of your own. It is strict: an unknown key, a value
-of the wrong type or out of range and rules broken between keys are all reported before anything is contacted, each with
-file, line and remedy. Whole numbers are taken where a number is wanted; nothing else is converted.
+A recipe is a TOML file that says what to run and on which slice: `kind = "train"` trains a model on text, `kind =
+"infer"` puts every row of a dataset through a task, `kind = "custom"` runs a command or function of your own. It is
+strict: an unknown key, a value of the wrong type or out of range and rules broken between keys are all reported
+before anything is contacted, each with file, line and remedy. Whole numbers are taken where a number is wanted;
+nothing else is converted.
 
 - `tpuctl init train` writes a commented recipe, `tpuctl check` validates one, `tpuctl plan` shows what it amounts to.
 - `--set train.steps=50` overrides a key, its value typed by the key: text needs no quotes, lists are `a,b`, `none`
@@ -118,7 +119,7 @@ def _commented_key(key: Key, kind: str) -> str:
     takes = f" Takes {expected(key)}." if key.type != "bool" and not key.rules.pattern else ""
     about = f"{key.rules.doc}{takes}{absent}"
     comment = textwrap.fill(about, _WIDTH, initial_indent="# ", subsequent_indent="# ")
-    if key.name == "kind":
+    if key.path == "kind":
         return f'{comment}\nkind = "{kind}"\n'
     is_set = key.required or key.path in ("model.preset", "slice.topology", "job.command")
     line = f"{key.name} = {_example(key)}"

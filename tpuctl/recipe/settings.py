@@ -81,9 +81,18 @@ def setting(default: Any = dataclasses.MISSING, *, doc: str, **rules: Any) -> An
     return field(default=default, metadata=metadata)
 
 
-@functools.cache
 def tables_of(root: type) -> dict[str, Table]:
     """Every table of a recipe class, the top level first, in the order of its fields."""
+    return _tables_of(root)
+
+
+def keys_of(root: type) -> dict[str, Key]:
+    """Every key of a recipe class by its dotted path."""
+    return _keys_of(root)
+
+
+@functools.cache
+def _tables_of(root: type) -> dict[str, Table]:
     hints = get_type_hints(root)
     nested = {f.name: hints[f.name] for f in dataclasses.fields(root) if _is_table(hints[f.name], f)}
     top = {f.name: _key("", f, hints[f.name]) for f in dataclasses.fields(root) if RULES in f.metadata}
@@ -94,8 +103,7 @@ def tables_of(root: type) -> dict[str, Table]:
 
 
 @functools.cache
-def keys_of(root: type) -> dict[str, Key]:
-    """Every key of a recipe class by its dotted path."""
+def _keys_of(root: type) -> dict[str, Key]:
     return {key.path: key for table in tables_of(root).values() for key in table.keys.values()}
 
 

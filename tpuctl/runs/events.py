@@ -10,14 +10,17 @@ Names and fields:
     host        host, hosts, pid, ip, devices, platform, simulated
     step        step, steps, epoch, loss, tokens, tokens_per_second, step_seconds, data_stall, learning_rate,
                 grad_norm, eta_seconds
+    rows        done, total, rows_per_second, tokens_per_second, eta_seconds, quarantined, host_rows (host: rows)
     eval        step, loss, bits_per_byte, tokens, bytes
     checkpoint  step, path, blocked_seconds, kind ("periodic" | "final" | "stop")
     resume      step, path
     baselines   rows: name, bits_per_byte of other models on the same held-out text
     note        text
-    stopped     step, path, reason
+    stopped     step, path, reason; of batch inference rows, total, reason
     failed      reason, step
-    done        step, loss, eval_loss, bits_per_byte, checkpoints, seconds
+    done        step, loss, eval_loss, bits_per_byte, checkpoints, seconds; of batch inference rows, quarantined,
+                dropped, parts, fresh_rows (done by this attempt), busy (share of time the devices had work), seconds,
+                output, first (columns and rows of the first rows)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The run record: what was asked, which attempts were made, how each ended. Written by the lease's holder only.
 
 ``run.json`` holds the plan (secrets masked) and the attempts; ``metrics.jsonl`` one history of steps over all attempts;
-``events.jsonl`` everything a job said. All of it reads with the cluster gone. Imports no ray.
+``events.jsonl`` everything a job said; both are journals. All of it reads with the cluster gone. Imports no ray.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tpuctl.errors import StorageError
 from tpuctl.masking import MASK
 from tpuctl.plan.schema import Plan, plan_to_json
 from tpuctl.runs.events import Event
+from tpuctl.runs.journal import open_journal, read_journal
 from tpuctl.storage import NotFoundError, join, open_storage
 
 RUN_SCHEMA = "tpuctl.run/1"
@@ -111,10 +112,10 @@ class MetricsWriter:
 
     def __init__(self, directory: str, *, resume_step: int | None) -> None:
         """Open the history; ``resume_step`` is the checkpoint's step, None if training starts anew."""
-        self._uri = join(directory, METRICS_FILE)
-        self._storage = open_storage(directory)
-        self._last: dict[str, int] = {}
-        self._trim(-1 if resume_step is None else resume_step)
+        last_step = -1 if resume_step is None else resume_step
+        self._journal = open_journal(directory, METRICS_FILE)
+        self._journal.keep_only(lambda line: any(item["step"] <= last_step for item in _parse_lines(line)))
+        self._last = {item["event"]: item["step"] for item in read_metrics(directory)}
 
     def append(self, item: Event) -> None:
         """Add a ``step`` or ``eval`` event; each kind's steps only ever grow.
@@ -123,53 +124,42 @@ class MetricsWriter:
         """
         name, step = item["event"], item["step"]
         if name == "eval" and step == self._last.get("eval"):
-            self._forget_evaluation(step)
+            self._journal.keep_only(lambda line: (name, step) not in _names(line))
         elif step <= self._last.get(name, -1):
             raise ValueError(f"{name} {step} after {name} {self._last[name]}")
         self._last[name] = step
-        self._storage.append(self._uri, _line(item))
+        self._journal.append(_line(item))
 
-    def _forget_evaluation(self, step: int) -> None:
-        items = _parse_lines(self._storage.read(self._uri).data)
-        kept = [item for item in items if (item["event"], item["step"]) != ("eval", step)]
-        self._storage.write(self._uri, b"".join(map(_line, kept)))
-
-    def _trim(self, resume_step: int) -> None:
-        try:
-            data = self._storage.read(self._uri).data
-        except NotFoundError:
-            return
-        kept = b""
-        for item in _parse_lines(data):
-            if item["step"] <= resume_step:
-                kept += _line(item)
-                self._last[item["event"]] = item["step"]
-        if kept != data:
-            self._storage.write(self._uri, kept)
+    def close(self) -> None:
+        """Return once the whole history is kept; raises ``StorageError`` if it can't be."""
+        self._journal.close()
 
 
 class EventsWriter:
     """Everything a run said, attempt after attempt."""
 
     def __init__(self, directory: str) -> None:
-        self._uri = join(directory, EVENTS_FILE)
-        self._storage = open_storage(directory)
+        self._journal = open_journal(directory, EVENTS_FILE)
 
     def append(self, items: Iterable[Event]) -> None:
         """Add events."""
         data = b"".join(map(_line, items))
         if data:
-            self._storage.append(self._uri, data)
+            self._journal.append(data)
+
+    def close(self) -> None:
+        """Return once all events are kept; raises ``StorageError`` if they can't be."""
+        self._journal.close()
 
 
 def read_metrics(directory: str) -> list[Event]:
     """The history of ``step`` and ``eval`` events; empty if there is none."""
-    return _read_lines(join(directory, METRICS_FILE))
+    return _parse_lines(read_journal(directory, METRICS_FILE))
 
 
 def read_events(directory: str) -> list[Event]:
     """All events of all attempts; empty if there are none."""
-    return _read_lines(join(directory, EVENTS_FILE))
+    return _parse_lines(read_journal(directory, EVENTS_FILE))
 
 
 def _settle(attempt: Attempt, now: float) -> Attempt:
@@ -188,11 +178,8 @@ def _line(item: Event) -> bytes:
     return (json.dumps(item, separators=(",", ":")) + "\n").encode()
 
 
-def _read_lines(uri: str) -> list[Event]:
-    try:
-        return _parse_lines(open_storage(uri).read(uri).data)
-    except NotFoundError:
-        return []
+def _names(line: bytes) -> list[tuple[str, int]]:
+    return [(item["event"], item["step"]) for item in _parse_lines(line)]
 
 
 def _parse_lines(data: bytes) -> list[Event]:

@@ -18,6 +18,7 @@ from tpuctl.errors import ClusterError, RunInUseError
 from tpuctl.plan.schema import Plan
 from tpuctl.runs.lease import current_holder
 from tpuctl.runs.record import read_record
+from tpuctl.storage import ForbiddenError, UnreachableStorageError
 from tpuctl.submit.decide import DIRECTORY_KEY, FINGERPRINT_KEY, Attach, Situation, Submit, decide, fingerprint
 from tpuctl.submit.follow import Clock
 from tpuctl.submit.jobs import JobExistsError, JobRequest, Jobs, NotReadyError
@@ -66,7 +67,7 @@ def launch(jobs: Jobs, plan: Plan, *, options: LaunchOptions | None = None) -> L
     options = options or LaunchOptions()
     package = options.package or job_package(plan)
     for _ in range(_ROUNDS):
-        decision = decide(plan, _look(jobs, plan))
+        decision = decide(plan, _look(jobs, plan, options))
         if isinstance(decision, Attach):
             return Launch(submission_id=decision.submission_id, attached=True)
         options.before_start()
@@ -103,9 +104,14 @@ class _Start:
     options: LaunchOptions
 
 
-def _look(jobs: Jobs, plan: Plan) -> Situation:
-    directory = plan.run.directory
-    return Situation(jobs=jobs.list(), record=read_record(directory), holder=current_holder(directory), now=time.time())
+def _look(jobs: Jobs, plan: Plan, options: LaunchOptions) -> Situation:
+    directory, record, holder = plan.run.directory, None, None
+    try:
+        record, holder = read_record(directory), current_holder(directory)
+    except (ForbiddenError, UnreachableStorageError) as error:
+        # The cluster may have rights that this machine has not. The job takes the lease before anything else.
+        options.notice(f"note: {error.message}; the job will look there with the cluster's own rights")
+    return Situation(jobs=jobs.list(), record=record, holder=holder, now=time.time())
 
 
 def _start(jobs: Jobs, plan: Plan, start: _Start) -> None:

@@ -11,6 +11,8 @@ from tpuctl.submit.jobs import JobInfo, JobStatus
 
 # Our own entrypoints end with these, and they mean the same here as there.
 _MEANT_CODES = (ExitCode.UNAVAILABLE, ExitCode.EXPECTATION_MISSED)
+# Python itself leaves with this one too; it is ours where the job gave a reason.
+_REASONED_CODE = ExitCode.USAGE
 _LOG_IN_MESSAGE = "last available logs"
 _PIP_ERROR = "ERROR:"
 # Environments made by uv have none.
@@ -32,7 +34,9 @@ def judge(info: JobInfo, *, failed: Event | None = None) -> Outcome:
         return Outcome(info=info, exit_code=ExitCode.DONE)
     if info.status is JobStatus.STOPPED:
         return Outcome(info=info, exit_code=ExitCode.JOB_FAILED, reason="stopped on request")
-    code = next((code for code in _MEANT_CODES if code == info.driver_exit_code), ExitCode.JOB_FAILED)
+    failed = failed or _failed_event(info.message)
+    meant = _MEANT_CODES if failed is None else (*_MEANT_CODES, _REASONED_CODE)
+    code = next((code for code in meant if code == info.driver_exit_code), ExitCode.JOB_FAILED)
     return Outcome(info=info, exit_code=code, reason=failure_reason(info, failed=failed))
 
 

@@ -1,4 +1,4 @@
-"""The user's own files that travel with a custom job: those of its working directory, and those its command names."""
+"""The user's own files that travel with a job: those of its working directory, those its command or task names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from tpuctl.errors import UsageError
-from tpuctl.plan.schema import CustomPlan, Plan, WorkPlan
+from tpuctl.plan.infer_schema import TaskPlan
+from tpuctl.plan.schema import CustomPlan, InferencePlan, Plan, WorkPlan
 from tpuctl.submit.files import Files, collect
 
 
@@ -17,6 +18,8 @@ def working_files(plan: Plan) -> Files | None:
     Raises:
         UsageError: a file the job refers to is missing, lies outside the directory, or no directory is given.
     """
+    if isinstance(plan, InferencePlan):
+        return _module_files(plan.task)
     if not isinstance(plan, CustomPlan):
         return None
     work = plan.work
@@ -25,6 +28,18 @@ def working_files(plan: Plan) -> Files | None:
         return None
     directory = Path(work.directory)
     return collect(directory, needed=_needed(work, directory), exclude=work.exclude)
+
+
+def _module_files(task: TaskPlan) -> Files | None:
+    """The module or package of a task's function; None if it doesn't lie in the directory and must be known there."""
+    if task.function is None or task.directory is None:
+        return None
+    directory, name = Path(task.directory), task.function.partition(":")[0].partition(".")[0]
+    if (directory / f"{name}.py").is_file():
+        return {f"{name}.py": directory / f"{name}.py"}
+    if (directory / name).is_dir():
+        return {f"{name}/{inner}": path for inner, path in collect(directory / name).items()}
+    return None
 
 
 def _needed(work: WorkPlan, directory: Path) -> Iterator[str]:

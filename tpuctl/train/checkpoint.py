@@ -70,16 +70,14 @@ class Checkpoints:
         self.directory = epath.Path(directory)
         self._notes: list[str] = []
         self._provenance = provenance
-        self._keep = keep
-        self._keep_best = keep_best
+        self._keep, self._keep_best = keep, keep_best
         self._timeout_seconds = timeout_seconds
         self._orbax_checkpointer: Any = None
         self._finishing: threading.Thread | None = None
         self._failure: Exception | None = None
         self._completed: deque[Saved] = deque()
         self._last_step: int | None = None
-        self._has_saved = False
-        self._meetings = 0
+        self._has_saved, self._meetings = False, 0
         threading.Thread(target=_orbax, name="import-orbax", daemon=True).start()
 
     def steps(self) -> list[int]:
@@ -180,7 +178,7 @@ class Checkpoints:
         except STORAGE_ERRORS as error:
             raise failed(f"{path} can't be read", error) from error
         self._notes += changes(written, self._provenance, devices=jax.device_count())
-        self._last_step = step
+        self._last_step, self._provenance = step, self._provenance.going_on_from(written.provenance)
         return with_leaves(abstract_state, {name: original_form(stored[name], leaf) for name, leaf in leaves.items()})
 
     def take_notes(self) -> list[str]:
@@ -195,9 +193,12 @@ class Checkpoints:
             CheckpointError: The save under way failed.
         """
         self.wait()
-        if self._orbax_checkpointer is not None:
-            self._orbax_checkpointer.close()
-            self._orbax_checkpointer = None
+        opened, self._orbax_checkpointer = self._orbax_checkpointer, None
+        try:
+            if opened is not None:
+                opened.close()
+        except STORAGE_ERRORS as error:
+            self._failure = self._failure or error
         self._raise_failure()
 
     def _raise_failure(self) -> None:
@@ -235,7 +236,7 @@ class Checkpoints:
             self._orbax_checkpointer.wait_until_finished()
             if jax.process_index() == 0:
                 for old in self._outdated(saved.step):
-                    (self.directory / str(old)).rmtree()
+                    steps_on_disk.remove(self.directory, old)
             self._completed.append(saved)
         except (*STORAGE_ERRORS, CheckpointError) as error:
             self._failure = error

@@ -83,13 +83,21 @@ def remove_leftovers(directory: epath.Path) -> None:
             item.path.rmtree()
 
 
+def remove(directory: epath.Path, step: int) -> None:
+    """Delete a complete step. Its marker goes first, so that what a crash leaves of it is never read."""
+    path = directory / str(step)
+    (path / COMMIT_MARKER).unlink(missing_ok=True)
+    path.rmtree()
+
+
 def clear_way(directory: epath.Path, step: int) -> str | None:
     """Make the name of ``step`` free for a save; says so if something had to be moved."""
-    found = [item for item in scan(directory) if item.path.name == str(step)]
-    if not found or found[0].condition is Condition.COMPLETE:
+    # Looks at this one name only: a save is held up by every request that is made here.
+    found = _step_directory(directory / str(step))
+    if found is None or found.condition is Condition.COMPLETE:
         return None
-    path = found[0].path
-    if found[0].condition is Condition.UNFINISHED:
+    path = found.path
+    if found.condition is Condition.UNFINISHED:
         path.rmtree()
         return None
     aside = next(

@@ -1,4 +1,4 @@
-"""Which files a dataset URI means. The only file of the room that lists folders: object stores go in here."""
+"""Which files a dataset URI means, in a folder or in a bucket, by the same rules and under the same names."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpuctl.errors import DataError, StorageError
+from tpuctl.storage import is_gcs
+from tpuctl.train.data import objects
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
 _GLOB_CHARACTERS = frozenset("*?[")
@@ -33,6 +35,8 @@ def list_files(uri: str) -> tuple[ListedFile, ...]:
         DataError: nothing there.
         StorageError: a place we can't read from.
     """
+    if is_gcs(uri):
+        return _list_bucket(uri)
     path = _local_path(uri)
     if path.is_file():
         return (ListedFile(name=path.name, path=str(path)),)
@@ -50,9 +54,22 @@ def _local_path(uri: str) -> Path:
     if scheme == "file":
         return Path(rest).absolute()
     raise StorageError(
-        f"{uri}: datasets in {scheme}:// can't be read yet",
-        hint="copy the files to a folder that every host sees and name that",
+        f"{uri}: datasets in {scheme}:// can't be read",
+        hint="copy the files to gs:// or to a folder that every host sees, and name that",
     )
+
+
+def _list_bucket(uri: str) -> tuple[ListedFile, ...]:
+    if objects.is_object(uri):
+        return (ListedFile(name=uri.rpartition("/")[2], path=uri),)
+    root = uri.rstrip("/")
+    names = [name for name in objects.names_below(root) if _is_data_file(name)]
+    if not names and _GLOB_CHARACTERS & set(uri):
+        root, pattern = objects.split_pattern(uri, special=_GLOB_CHARACTERS)
+        fitting = objects.names_that_fit(root, pattern, is_data=_is_data_file)
+        names = [name for name in fitting if all(map(_is_data, name.split("/")))]
+    listed = [ListedFile(name=name, path=f"{root}/{name}") for name in names]
+    return _required(listed, uri=uri, where="no such object, and no parquet file below it")
 
 
 def _walk(root: Path) -> list[ListedFile]:
@@ -88,6 +105,11 @@ def _fixed_part(pattern: Path) -> Path:
             break
         fixed.append(part)
     return Path(*fixed)
+
+
+def _is_data_file(name: str) -> bool:
+    """Whether a relative name is that of a data file in data folders."""
+    return name.lower().endswith(_SUFFIXES) and all(map(_is_data, name.split("/")))
 
 
 def _is_data(name: str) -> bool:

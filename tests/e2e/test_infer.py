@@ -1,0 +1,160 @@
+"""Batch inference as a user types it: processes killed at random moments, every row there once in the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.e2e.command import Command, Done
+from tests.infer.inputs import data_bytes, read
+from tpuctl.cluster.processes import MARKER_VARIABLE
+
+pytestmark = pytest.mark.ray
+
+ROWS = 3000
+KILLS = int(os.environ.get("TPUCTL_TEST_KILLS", "4"))
+FUNCTION = """
+import os
+import time
+
+def double(batch, mask):
+    time.sleep(float(os.environ.get("PAUSE", "0")))
+    if 1234.0 in batch["x"][mask]:
+        raise ValueError("this row is bad")
+    return {"y": batch["x"] * 2}
+"""
+RECIPE = """
+kind = "infer"
+[run]
+name = "{name}"
+[slice]
+accelerator = "v4"
+topology = "2x2x2"
+[data]
+uri = "in"
+[task]
+kind = "custom"
+function = "work_of_mine:double"
+inputs = ["x"]
+batch_rows = 16
+[output]
+uri = "{name}"
+rows_per_part = 64
+[job]
+start_timeout = "90s"
+max_failures = 100
+env = {{ PAUSE = "{pause}" }}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tpuctl: Command) -> Path:
+    """The directory the command is called in, with rows and a function in it."""
+    root = tpuctl.cwd
+    (root / "in").mkdir()
+    for part in range(2):
+        ids = range(part * ROWS // 2, (part + 1) * ROWS // 2)
+        table = pa.table({"id": list(ids), "x": pa.array(ids, pa.float32()), "text": [f"row {n}" for n in ids]})
+        pq.write_table(table, root / "in" / f"{part}.parquet", row_group_size=500)
+    (root / "work_of_mine.py").write_text(FUNCTION)
+    return root
+
+
+@pytest.fixture(scope="module")
+def recipe(folder: Path) -> Callable[..., Path]:
+    def make(name: str, *, pause: float = 0) -> Path:
+        path = folder / f"{name}.toml"
+        path.write_text(RECIPE.format(name=name, pause=pause))
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def unbroken(tpuctl: Command, recipe: Callable[..., Path]) -> Done:
+    return tpuctl("infer", recipe("unbroken"))
+
+
+def processes(tpuctl: Command, *words: str) -> list[psutil.Process]:
+    """The cluster's processes whose command line has all the words."""
+    markers = {json.loads(path.read_text())["marker"] for path in tpuctl.state_dir.glob("clusters/*/state.json")}
+    found = []
+    for process in psutil.process_iter(["cmdline", "environ"]):  # what is ending has neither
+        line, environ = " ".join(process.info["cmdline"] or []), process.info["environ"] or {}
+        if environ.get(MARKER_VARIABLE) in markers and all(word in line for word in words):
+            found.append(process)
+    return found
+
+
+def kill_one(tpuctl: Command, chance: random.Random, *words: str, running: subprocess.Popen[str]) -> bool:
+    """Kill one of them; False if the job is over before there is one."""
+    deadline = time.monotonic() + 120
+    while not (found := processes(tpuctl, *words)):
+        if running.poll() is not None:
+            return False
+        assert time.monotonic() < deadline, f"no process {words} came"
+        time.sleep(0.1)
+    chance.choice(found).send_signal(signal.SIGKILL)
+    return True
+
+
+def test_infer_two_hosts_ends_well_with_rows_quarantine_and_manifest(unbroken: Done, folder: Path) -> None:
+    assert unbroken.code == 0, unbroken.everything
+    assert f"row {ROWS:,} of {ROWS:,}" in unbroken.out, unbroken.everything
+    assert "row_file\trow_group\trow_index\tid" in unbroken.out, unbroken.everything
+    assert "2,999 rows in 47 parts, 1 in quarantine" in unbroken.err, unbroken.everything
+    table = read(folder / "unbroken")
+    assert table["id"].to_pylist() == [n for n in range(ROWS) if n != 1234]
+    assert table["y"].to_pylist() == [2.0 * n for n in range(ROWS) if n != 1234]
+    assert (folder / "unbroken" / "_SUCCESS").exists()
+
+
+def test_infer_again_says_there_is_nothing_to_do(tpuctl: Command, unbroken: Done, recipe) -> None:
+    done = tpuctl("infer", recipe("unbroken"))
+    assert done.code == 0, done.everything
+    assert "nothing to do" in done.err, done.everything
+
+
+def test_infer_killed_at_random_moments_leaves_the_bytes_of_the_unbroken_run(
+    tpuctl: Command, unbroken: Done, recipe, folder: Path
+) -> None:
+    chance = random.Random(0)
+    path = recipe("broken", pause=0.1)
+    process = tpuctl.start("infer", path)
+    for _ in range(KILLS):
+        time.sleep(chance.uniform(0.5, 4))
+        if not kill_one(tpuctl, chance, "ray::InferHost", running=process):
+            break
+    time.sleep(chance.uniform(0, 2))
+    driver_died = kill_one(tpuctl, chance, "tpuctl.entrypoints", "plan.json", running=process)
+    out, err = process.communicate(timeout=240)
+    assert "its process died" in out, out + err
+    if driver_died:
+        assert process.returncode == 1, out + err
+        last = tpuctl("infer", path)
+        assert last.code == 0, last.everything
+    manifest = json.loads((folder / "broken" / "_manifest.json").read_text())
+    assert (manifest["works"][0]["rows"], manifest["works"][0]["quarantined"]) == (ROWS - 1, 1)
+    assert data_bytes(folder / "broken") == data_bytes(folder / "unbroken")
+
+
+def test_infer_of_fewer_rows_than_hosts_and_of_a_function_that_is_not_there(
+    tpuctl: Command, recipe, folder: Path
+) -> None:
+    few = tpuctl("infer", recipe("few"), "--set", "data.limit=1")
+    assert few.code == 0, few.everything
+    assert read(folder / "few")["id"].to_pylist() == [0]
+    missing = tpuctl("infer", recipe("missing"), "--set", "task.function=work_of_mine:triple")
+    assert missing.code == 1, missing.everything
+    assert "work_of_mine has no function 'triple'" in missing.err, missing.everything

@@ -1,0 +1,68 @@
+"""The ragged paged attention kernel for TPU that jax ships, behind ``PagedAttention``'s signature.
+
+Compiles for TPU only. It reads pages and does not write them, so the new keys and values are scattered first; it
+wants heads of whole lanes, so shorter ones are padded with zeros, which changes no score.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
+from jaxtyping import Float
+
+from tpuctl.engine.attention import PagedAttention
+from tpuctl.nn.attention import NO_WINDOW, LayerView
+
+_KEYS_PER_BLOCK = 1024
+_QUERIES_PER_BLOCK = 32
+_VMEM_BYTES = 100 << 20
+
+
+def ragged_attend(
+    q: Float[Array, "t h d"],
+    k: Float[Array, "t kv d"],
+    v: Float[Array, "t kv d"],
+    *,
+    attention: PagedAttention,
+    layer: LayerView,
+    pages: Float[Array, "pages size both lanes"],
+) -> tuple[Float[Array, "t h d"], Array]:
+    """Mixed values on already scaled queries, and the pages with the new keys and values."""
+    layout, shape = attention.layout, attention.shape
+    lanes = pages.shape[-1]
+    both = jnp.stack([k, v], axis=2).reshape(k.shape[0], -1, k.shape[2])  # the key and the value of a head in turn
+    page = layout.places // shape.page_size + layer.index * shape.num_pages
+    pages = pages.at[page, layout.places % shape.page_size].set(_padded(both, lanes).astype(pages.dtype))
+    kernel = functools.partial(_kernel, softcap=layer.softcap, attention=attention)
+    tables = layout.tables + layer.index * shape.num_pages
+    given = (_padded(q, lanes), pages, layout.lengths, tables, layout.starts, layout.counts[1:2])
+    if attention.window is None or attention.all_local:
+        mixed = kernel(*given, window=attention.window)
+    else:
+        local = functools.partial(kernel, window=attention.window)
+        mixed = lax.cond(layer.window < NO_WINDOW, local, functools.partial(kernel, window=None), *given)
+    return mixed[..., : q.shape[2]], pages
+
+
+def _kernel(*given: Array, window: int | None, softcap: float | None, attention: PagedAttention) -> Array:
+    pages_per_sequence = attention.layout.tables.shape[1]
+    mixed: Any = ragged_paged_attention(
+        *given,
+        sm_scale=1.0,
+        sliding_window=window,
+        soft_cap=softcap,
+        # Said outright: its table of tuned sizes asks which device is attached, and there may be none.
+        num_kv_pages_per_block=min(pages_per_sequence, max(1, _KEYS_PER_BLOCK // attention.shape.page_size)),
+        num_queries_per_block=_QUERIES_PER_BLOCK,
+        vmem_limit_bytes=_VMEM_BYTES,
+    )
+    return jax.lax.convert_element_type(mixed, given[0].dtype)
+
+
+def _padded(x: Array, lanes: int) -> Array:
+    return jnp.pad(x, ((0, 0), (0, 0), (0, lanes - x.shape[2])))

@@ -1,0 +1,64 @@
+"""The parts of a plan that only batch inference has: which rows, what is done with them, where they go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+TaskKind = Literal["custom", "embed"]
+OutputMode = Literal["resume", "error", "overwrite", "append"]
+BadRowRule = Literal["quarantine", "fail"]
+RaggedEnd = Literal["pad", "drop", "raise"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InferDataPlan:
+    """Which rows. ``columns`` are carried to the output, all of them if empty; ``limit`` is the first so many rows."""
+
+    uri: str
+    columns: tuple[str, ...]
+    limit: int | None
+
+
+PoolingKind = Literal["mean", "first"]
+TooLongRule = Literal["quarantine", "truncate"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourcePlan:
+    """The model: a folder in Hugging Face's form, or a ``builtin:`` one."""
+
+    uri: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskPlan:
+    """What is done with a row.
+
+    ``function`` is ``module:function``, its module a file below ``directory`` or known to the cluster. ``inputs`` are
+    the columns it gets, all that can be arrays if empty. Every batch it sees has ``batch_rows`` rows. The other fields
+    are of tasks on text: ``text_column`` and what follows; ``max_length`` in tokens, ``None`` for the model's own.
+    """
+
+    kind: TaskKind
+    function: str | None
+    directory: str | None
+    inputs: tuple[str, ...]
+    batch_rows: int
+    ragged: RaggedEnd
+    text_column: str | None
+    max_length: int | None
+    too_long: TooLongRule
+    pooling: PoolingKind
+    normalise: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputPlan:
+    """Where rows go. ``rows_per_part`` is the most a part holds; ``max_quarantine`` is ``"100"`` rows or ``"1%"``."""
+
+    uri: str
+    mode: OutputMode
+    rows_per_part: int
+    bad_rows: BadRowRule
+    max_quarantine: str

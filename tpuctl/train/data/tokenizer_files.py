@@ -1,0 +1,97 @@
+"""A run's tokenizer wherever its files lie: made in the run directory once, brought to each host from a bucket."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpuctl.errors import DataError
+from tpuctl.storage import ABSENT, ChangedError, NotFoundError, is_gcs, join, open_storage
+from tpuctl.text import TOKENIZER_FILE, Tokenizer, bpe_vocab_size, load_tokenizer, tokenizer_path, train_bpe
+
+# What may lie beside a tokenizer and belong to it; a model's weights, which lie there too, do not.
+_FILES = (
+    TOKENIZER_FILE, "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja", "chat_templates/tool_use.jinja", "generation_config.json", "config.json",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizerRef:
+    """How to load the tokenizer in another process: its name in the plan, the run directory, the model's rows."""
+
+    name: str
+    directory: str
+    vocab_size: int
+
+    def load(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            DataError: it isn't there, can't be read, or has ids the model has no row for.
+            StorageError: its bucket can't be read.
+        """
+        name, directory = self._local()
+        return load_tokenizer(name, directory=directory, vocab_size=self.vocab_size)
+
+    def folder(self) -> Path | None:
+        """Where the tokenizer's files lie on this host; None for one that has none. Raises as ``load`` does."""
+        name, directory = self._local()
+        return None if name == "bytes" else tokenizer_path(name, directory=directory).parent
+
+    def _local(self) -> tuple[str, Path]:
+        """Its name, and the directory it is in, with the files brought here."""
+        if bpe_vocab_size(self.name) is not None and is_gcs(self.directory):
+            return self.name, _brought_here(self.directory, needed=(TOKENIZER_FILE,))
+        name = _local_name(self.name) if is_gcs(self.name) else self.name
+        return name, Path(self.directory)
+
+
+def train_once(ref: TokenizerRef, texts: Iterable[str]) -> None:
+    """Train the tokenizer of a run that wants its own into the run directory, unless it is there already."""
+    vocab_size = bpe_vocab_size(ref.name)
+    uri = join(ref.directory, TOKENIZER_FILE)
+    storage = open_storage(uri)
+    if vocab_size is None or storage.exists(uri):
+        return
+    with tempfile.TemporaryDirectory(prefix="tpuctl-tokenizer-") as folder:
+        path = tokenizer_path(ref.name, directory=Path(folder))
+        train_bpe(texts, vocab_size=vocab_size, path=path)
+        try:
+            storage.write(uri, path.read_bytes(), if_generation=ABSENT)
+        except ChangedError:
+            return  # another process was faster, with the same text
+
+
+def _local_name(uri: str) -> str:
+    """The local path that stands for a tokenizer in a bucket, its files brought there: a file, or a folder of them."""
+    folder, _, last = uri.rstrip("/").rpartition("/")
+    if last.endswith((".json", ".model")):
+        return str(_brought_here(folder, needed=(last,)) / last)
+    return str(_brought_here(uri, needed=(TOKENIZER_FILE, "tokenizer.model")))
+
+
+def _brought_here(folder: str, *, needed: tuple[str, ...]) -> Path:
+    """A local folder with the tokenizer's files, which other processes of this host find there too.
+
+    It is named for the generations of the files, so that a run begun anew never finds those of the old.
+    """
+    storage = open_storage(folder)
+    found: dict[str, str] = {}
+    for name in dict.fromkeys([*needed, *_FILES]):
+        try:
+            found[name] = storage.stat(join(folder, name)).generation
+        except NotFoundError:
+            continue
+    if not any(name in found for name in needed):
+        raise DataError(f"no tokenizer at {folder}: there is no {' and no '.join(needed)}")
+    key = hashlib.sha256(repr((folder, sorted(found.items()))).encode()).hexdigest()[:24]
+    here = Path(tempfile.gettempdir()) / f"tpuctl-tokenizers-{os.getuid()}" / key
+    for name in found:
+        if not (here / name).exists():
+            storage.get_file(join(folder, name), here / name)
+    return here
