@@ -180,7 +180,7 @@ def _request(number: int, *, out: int = OUT) -> Any:
 
 
 def _serve(engine: Any, concurrency: int, *, out: int, probe: Callable[[], Any] | None = None) -> Served:
-    """All requests at once. Every eighth step a probe runs, and that step is not counted: the device is idle after it."""
+    """All requests at once. After every eighth decoding step a probe runs, and the step after it is not counted."""
     for i in range(concurrency):
         engine.add_request(_request(i, out=out))
     measured = Served()
