@@ -20,7 +20,8 @@ def test_plan_in_text_has_a_line_for_every_part_and_masks_secrets(capsys) -> Non
     assert run(["plan", SMOKE, "--set", "job.secrets.S=hf_test123", "--set", "slice.topology=2x4"]) == 0
     out = capsys.readouterr().out
     heads = [line.split()[0] for line in out.splitlines()]
-    assert heads[:10] == ["run", "slice", "mesh", "model", "data", "train", "optim", "checkpoint", "job", "memory"]
+    parts = ["run", "slice", "mesh", "model", "weights", "data", "train", "optim", "checkpoint", "job", "memory"]
+    assert heads[:11] == parts
     assert "note        v6e 2x4 is taken as 1 host × 8 chips" in out
     assert "S=***" in out
     assert "hf_test123" not in out

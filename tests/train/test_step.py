@@ -14,7 +14,7 @@ from tpuctl.mesh import MeshError, create_mesh
 from tpuctl.modelspec import ExpertSpec
 from tpuctl.nn.decoder import TokenRows
 from tpuctl.nn.params import bind
-from tpuctl.plan.schema import TrainJob, plan_dumps, plan_loads
+from tpuctl.plan.schema import TrainingPlan, plan_dumps, plan_loads
 from tpuctl.train.batch import HostBatch
 from tpuctl.train.state import TrainState, abstract_state, init_state, state_shardings
 from tpuctl.train.step import abstract_batch, make_eval_step, make_global_batch, make_train_step
@@ -28,7 +28,7 @@ MESHES = [
 ]
 
 
-def mesh_of(plan: TrainJob):
+def mesh_of(plan: TrainingPlan):
     count = math.prod((plan.mesh.slice, plan.mesh.data, plan.mesh.fsdp, plan.mesh.tensor))
     return create_mesh(plan.mesh, devices=jax.devices()[:count])
 
@@ -38,7 +38,7 @@ def start():
     """``start(plan)``: a new state, made once per model on one device and laid out for the plan's mesh."""
     made: dict[object, TrainState] = {}
 
-    def lay_out(plan: TrainJob) -> TrainState:
+    def lay_out(plan: TrainingPlan) -> TrainState:
         if plan.model not in made:
             alone = make_plan(model=plan.model)
             made[plan.model] = jax.device_get(init_state(alone, mesh_of(alone)))
@@ -54,7 +54,7 @@ def compiled_step(plan: str):
     return make_train_step(plan_loads(plan), mesh_of(plan_loads(plan)))
 
 
-def run_steps(plan: TrainJob, state: TrainState, batches: list[HostBatch], *, stop_vote: bool = False):
+def run_steps(plan: TrainingPlan, state: TrainState, batches: list[HostBatch], *, stop_vote: bool = False):
     """Final state and each step's metrics, as NumPy."""
     mesh = mesh_of(plan)
     step = compiled_step(plan_dumps(plan))

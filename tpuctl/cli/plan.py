@@ -14,6 +14,7 @@ from tpuctl.errors import UsageError
 
 if TYPE_CHECKING:
     from tpuctl.plan.schema import InferencePlan, Plan, TrainingPlan, WorkPlan
+    from tpuctl.recipe.schema import Recipe
 
 
 def plan(recipe: RecipeArgument, set_: SetOption = None, output: OutputOption = Output.text) -> None:
@@ -35,10 +36,19 @@ def show(plan: Plan, output: Output) -> None:
 
 def resolve_recipe(recipe: Path, overrides: Sequence[str]) -> Plan:
     """The plan of a recipe file here and now; its secrets are not masked."""
-    from tpuctl.plan.resolve import resolve
     from tpuctl.recipe.load import load_recipe
 
-    return resolve(load_recipe(recipe, overrides=overrides), environ=os.environ, cwd=current_directory())
+    return resolve_here(load_recipe(recipe, overrides=overrides))
+
+
+def resolve_here(recipe: Recipe) -> Plan:
+    """The plan of a loaded recipe here and now, once the model folder it may name has been looked into."""
+    from tpuctl.plan.resolve import resolve
+    from tpuctl.plan.source import read_source
+
+    cwd = current_directory()
+    source = read_source(recipe, environ=os.environ, cwd=cwd)
+    return resolve(recipe, environ=os.environ, cwd=cwd, source=source)
 
 
 def current_directory() -> Path:
@@ -104,6 +114,7 @@ def _training(plan: TrainingPlan) -> list[tuple[str, str]]:
             f"slice {plan.mesh.slice} · data {plan.mesh.data} · fsdp {plan.mesh.fsdp} · tensor {plan.mesh.tensor}",
         ),
         ("model", _model(plan)),
+        ("weights", _weights(plan)),
         ("data", _data(plan)),
         ("train", _train(plan)),
         ("optim", _optim(plan)),
@@ -126,6 +137,12 @@ def _model(plan: TrainingPlan) -> str:
     heads = f"{model.num_heads}/{model.num_kv_heads} heads × {model.head_dim}"
     sizes = f"hidden {model.hidden_size}, {model.num_layers} layers, {heads}, mlp {model.mlp_size}"
     return f"{model.name}: {plan.budget.parameters:,} parameters; {sizes}, vocabulary {model.vocab_size}"
+
+
+def _weights(plan: TrainingPlan) -> str:
+    if plan.weights is None:
+        return f"drawn from seed {plan.train.seed}"
+    return f"{plan.weights.uri} ({plan.weights.family}); a resumed run has its checkpoint's"
 
 
 def _data(plan: TrainingPlan) -> str:

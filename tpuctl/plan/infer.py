@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from tpuctl import __version__
 from tpuctl.plan.environment import plan_job
+from tpuctl.plan.here import Here
 from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, SourcePlan, TaskPlan
-from tpuctl.plan.places import Here, dataset_place, plan_run, storage_place
+from tpuctl.plan.places import dataset_place, plan_run, storage_place
 from tpuctl.plan.schema import InferencePlan
 from tpuctl.plan.slices import plan_slices
 from tpuctl.recipe.origin import Findings

@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import os.path
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 from tpuctl.errors import RecipeError
+from tpuctl.plan.chat import plan_chat
+from tpuctl.plan.here import Here
 from tpuctl.plan.schema import DataPlan, Plan, RunPlan
 from tpuctl.plan.tokenizer import check_tokenizer, is_tokenizer_file
 from tpuctl.recipe.origin import Findings, Origin
@@ -19,25 +19,6 @@ _HELD_OUT = "/held-out"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]+(/|$)")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Here:
-    """Where the recipe is being resolved: relative paths start at ``cwd``, ``~`` is ``home``."""
-
-    cwd: str
-    home: str | None
-
-    @classmethod
-    def of(cls, cwd: os.PathLike[str] | str, environ: Mapping[str, str]) -> Here:
-        """The place of this working directory and environment."""
-        return cls(cwd=os.fspath(cwd), home=environ.get("HOME"))
-
-    def absolute(self, path: str) -> str:
-        """A local path, absolute and without ``..``."""
-        if self.home and (path == "~" or path.startswith("~/")):
-            path = self.home + path[1:]
-        return os.path.normpath(os.path.join(self.cwd, path))
-
-
 def plan_run(recipe: Recipe, *, here: Here, findings: Findings) -> RunPlan:
     """The run's name and directory."""
     name = recipe.run.name or _name_of_file(recipe.origin.file, findings)
@@ -46,16 +27,17 @@ def plan_run(recipe: Recipe, *, here: Here, findings: Findings) -> RunPlan:
     return RunPlan(name=name, directory=place, shared=recipe.run.shared)
 
 
-def plan_data(recipe: TrainingRecipe, *, here: Here, findings: Findings) -> DataPlan:
+def plan_data(recipe: TrainingRecipe, *, tokenizer: str, here: Here, findings: Findings) -> DataPlan:
     """The text and its tokenizer."""
     data = recipe.data
-    check_tokenizer(recipe, findings=findings)
+    check_tokenizer(tokenizer, findings=findings)
     uri = _text_place("data.uri", data.uri, here=here, findings=findings)
     return DataPlan(
         uri=uri,
         eval_uri=_held_out(data.eval_uri, uri, here=here, findings=findings),
         text_column=data.text_column,
-        tokenizer=_tokenizer_place(data.tokenizer, here=here, findings=findings),
+        chat=plan_chat(recipe, tokenizer=tokenizer, here=here, findings=findings),
+        tokenizer=_tokenizer_place(tokenizer, here=here, findings=findings),
         packing=data.packing,
         ragged=data.ragged,
         epochs=data.epochs,

@@ -23,6 +23,10 @@ ResumeRule = Literal["auto", "must", "never"]
 ScheduleKind = Literal["constant", "linear", "cosine", "wsd"]
 RematPolicy = Literal["none", "full", "dots", "attention"]
 ComputeDtype = Literal["bfloat16", "float32"]
+DataFormat = Literal["text", "chat"]
+LossRule = Literal["all", "answers"]
+LengthRule = Literal["truncate", "drop", "raise"]
+RowRule = Literal["skip", "raise"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,12 +76,37 @@ class MeshPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WeightsPlan:
+    """Weights to start from: a model folder, and the family (``model_type``) that names its tensors."""
+
+    uri: str
+    family: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatPlan:
+    """Where a row keeps its conversation, and how it is learned: one column of messages, or prompts and answers.
+
+    ``template`` is the path of a chat template; None takes the one in the tokenizer's folder.
+    """
+
+    messages_column: str | None
+    prompt_column: str | None
+    answer_column: str | None
+    template: str | None
+    loss_on: LossRule
+    too_long: LengthRule
+    bad_rows: RowRule
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DataPlan:
-    """Which text, how it is cut into token rows. ``epochs`` 0 repeats for ever."""
+    """Which text, how it is cut into token rows. ``epochs`` 0 repeats for ever; ``chat`` None is plain text."""
 
     uri: str
     eval_uri: str | None
     text_column: str
+    chat: ChatPlan | None
     tokenizer: str
     packing: bool
     ragged: RaggedRule
@@ -212,6 +241,7 @@ class TrainingPlan(Plan):
 
     mesh: MeshPlan
     model: ModelSpec
+    weights: WeightsPlan | None
     data: DataPlan
     optim: OptimPlan
     train: TrainPlan

@@ -12,8 +12,9 @@ from typing import Any
 
 from tpuctl.plan.schema import JobKind
 from tpuctl.recipe.custom import CustomJobTable
+from tpuctl.recipe.data import DataTable
 from tpuctl.recipe.inference import OutputTable, RowsTable, SourceTable, TaskTable
-from tpuctl.recipe.learning import CheckpointTable, DataTable, ExpectTable, ModelTable, OptimTable, TrainTable
+from tpuctl.recipe.learning import CheckpointTable, ExpectTable, ModelTable, OptimTable, TrainTable
 from tpuctl.recipe.origin import Origin
 from tpuctl.recipe.placement import ClusterTable, JobTable, MeshTable, RunTable, SliceTable
 from tpuctl.recipe.settings import setting
