@@ -138,14 +138,10 @@ class Scheduler:
         for item in self._launched:
             self._seal(item.sequence)
         decodes, prompts = self._go_on()
-        prompts.extend(
-            self._let_in(self.options.max_step_tokens - len(decodes) - sum(item.num_tokens for item in prompts))
-        )
-        work = (
-            decodes
-            + [item for item in prompts if item.num_tokens == 1]
-            + [item for item in prompts if item.num_tokens > 1]
-        )
+        left = self.options.max_step_tokens - len(decodes) - sum(item.num_tokens for item in prompts)
+        prompts.extend(self._let_in(left))
+        prompts.sort(key=lambda item: item.num_tokens > 1)  # a prompt's last token is computed like a decoding one
+        work = decodes + prompts
         for sequence, _, count, draws, _ in work:
             sequence.num_computed += count
             sequence.num_pending += draws
