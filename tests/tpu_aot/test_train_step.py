@@ -158,6 +158,14 @@ def test_train_step_of_experts_does_the_work_of_the_chosen_ones():
     model = replace(SPEC, experts=experts)
     compiled = compile_plan(plan_for("v6e", "2x2", {"fsdp": 4}, hosts=1, model=model))
     show("v6e 2x2, fsdp 4, 2 of 8 experts", compiled)
+    # Six products of groups in forward and again in the backward pass, three for the gradients of what comes in.
+    assert compiled.kernels["gmm"] == model.num_layers * 9
+    assert compiled.kernels["tgmm"] == model.num_layers * 3
+    # All other products are those of attention, head and router: no expert is multiplied with what is not routed to it.
+    attention = sum(size for name, size in layer_matrices().items() if name in ("query", "key", "value", "out"))
+    router = SPEC.hidden_size * experts.num_experts
+    others = TOKENS * (SPEC.num_layers * 8 * (attention + router) + 6 * SPEC.hidden_size * SPEC.vocab_size)
+    assert compiled.matmul_flops == pytest.approx(others, rel=0.02)
     matrix = SPEC.hidden_size * experts.mlp_size
     # Gathered and reduce-scattered like any weight: no gradient of all experts is summed whole.
     assert compiled.collectives["all-reduce"].largest_bytes < 2 * experts.num_experts * matrix / 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -26,7 +27,8 @@ def place(spec: ModelSpec, params: ParamTree, *, mesh: Mesh, dtype: Any) -> Para
     """
 
     def placed(leaf: Any, names: tuple[str, ...]) -> Array:
-        return jax.device_put(jnp.asarray(leaf, dtype), named_sharding(mesh, names, shape=leaf.shape))
+        array: Array = jax.device_put(jnp.asarray(leaf, dtype), named_sharding(mesh, names, shape=leaf.shape))
+        return array
 
     axes = logical_axes(spec, tensor=mesh.shape["tensor"])
     tree: ParamTree = jax.tree.map(lambda names, leaf: placed(leaf, names), axes, params, is_leaf=_is_axes)
@@ -69,13 +71,17 @@ def param_shapes(spec: ModelSpec) -> ParamTree:
     return tree
 
 
-class _Flat(tuple[Array]):
-    """Marks a matrix stored as ``[columns, d]``."""
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Flat:
+    """A weight stored as ``[columns, d]``."""
+
+    matrix: Array
 
 
 def _flat(weight: Array) -> _Flat:
     matrix = weight.reshape(weight.shape[0], -1).T
-    return _Flat((jax.device_put(np.ascontiguousarray(matrix), weight.sharding),))
+    return _Flat(matrix=jax.device_put(np.ascontiguousarray(matrix), weight.sharding))
 
 
 def _is_axes(node: Any) -> bool:
@@ -83,7 +89,4 @@ def _is_axes(node: Any) -> bool:
 
 
 def _shaped(part: Any, shape: tuple[int, ...]) -> Array:
-    return part[0].T.reshape(shape) if isinstance(part, _Flat) else part
-
-
-jax.tree_util.register_pytree_node(_Flat, lambda flat: (tuple(flat), None), lambda _, parts: _Flat(parts))
+    return part.matrix.T.reshape(shape) if isinstance(part, _Flat) else part

@@ -106,8 +106,8 @@ class SamplingParams:
         """
         for param, bounds in _NUMBERS.items():
             bounds.check(param, getattr(self, param))
-        for param, bounds in _COUNTS.items():
-            bounds.check(param, getattr(self, param))
+        for param, range_ in _COUNTS.items():
+            range_.check(param, getattr(self, param))
         if not isinstance(self.ignore_eos, bool):
             raise RequestError(f"ignore_eos must be true or false, got {self.ignore_eos!r}", param="ignore_eos")
         if self.min_tokens > self.max_tokens:
