@@ -239,7 +239,8 @@ def _products(program: Any, params: Any, *, rows: int) -> Callable[[], Any]:
             return project_back(gate * up, this["mlp"]["down"]), None
 
         x, _ = jax.lax.scan(layer, x, layers, unroll=True)
-        return jnp.dot(x[0], tree["embedding"].T, preferred_element_type=jnp.float32)
+        contracted = (((1,), (1,)), ((), ()))
+        return jax.lax.dot_general(x[0], tree["embedding"], contracted, preferred_element_type=jnp.float32)
 
     x = jnp.ones((1, rows, program.spec.hidden_size), program.options.dtype)
     run = jax.jit(products)
