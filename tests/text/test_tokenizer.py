@@ -75,7 +75,7 @@ def test_tokenizer_on_random_text_accounts_for_every_byte(tokenizer: Tokenizer) 
 def test_tokenizer_of_a_text_longer_than_a_span_loses_nothing(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tpuctl.text._SPAN_CHARACTERS", 7)
+    monkeypatch.setattr("tpuctl.text.file._SPAN_CHARACTERS", 7)
     text = "a longer text, naïve 漢字 🙂 " * 20
     encoded = tokenizer.encode(text)
     assert tokenizer.decode(encoded.ids.tolist()) == text
