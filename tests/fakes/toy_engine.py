@@ -111,7 +111,9 @@ class ToyEngine:
 
     def _let_in(self) -> None:
         while self._waiting and len(self._running) < self._max_running:
-            first = min(self._waiting, key=lambda key: (self._waiting[key].request.priority, self._waiting[key].arrival))
+            first = min(
+                self._waiting, key=lambda key: (self._waiting[key].request.priority, self._waiting[key].arrival)
+            )
             self._running[first] = self._waiting.pop(first)
             self._prompt_tokens += len(self._running[first].request.prompt)
 

@@ -25,6 +25,7 @@ TEMPLATE = (
     "<{{ m.role }}>{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{% endfor %}"
     "{% if tools %}tools: {{ tools | tojson }} <tool_call>{% endif %}"
     "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"
+    "{% if reasoning_effort %}effort: {{ reasoning_effort }}{% endif %}"
     "{% for d in documents or [] %}{{ d.text }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
@@ -36,7 +37,13 @@ def toy_served(*, template: str | None = TEMPLATE, max_length: int = 256) -> Ser
     if template is not None:
         chat = Chat(ChatTemplate(template, special_tokens=tokenizer.special.names), tokenizer=tokenizer)
     return Served(
-        name="toy", tokenizer=tokenizer, chat=chat, max_length=max_length, vocab_size=257, created=1, adapters=("toy:poet",)
+        name="toy",
+        tokenizer=tokenizer,
+        chat=chat,
+        max_length=max_length,
+        vocab_size=257,
+        created=1,
+        adapters=("toy:poet",),
     )
 
 
@@ -46,6 +53,7 @@ class Running:
     engine: ToyEngine
     server: Server
     front: Front
+    client: httpx.Client
 
     def wait_until_idle(self, *, seconds: float = 5.0) -> None:
         """Until no sequence runs or waits and every page is free; fails after that time."""
@@ -80,7 +88,8 @@ def running(
         assert ready.wait(10)
         url = f"http://127.0.0.1:{server.port}"
         _wait_for(url)
-        yield Running(url=url, engine=engine, server=server, front=front)
+        with httpx.Client(base_url=url, timeout=30) as client:
+            yield Running(url=url, engine=engine, server=server, front=front, client=client)
     finally:
         server.stop()
         thread.join(20)

@@ -187,7 +187,7 @@ class Bridge:
 
     def _abort(self, request_id: str) -> None:
         self._groups.pop(request_id, None)
-        self._commands.put(lambda: self._engine.abort(request_id) and None)
+        self._commands.put(partial(self._end, request_id))
 
     def _deliver(self, outputs: list[Output]) -> None:
         for output in outputs:
@@ -229,6 +229,9 @@ class Bridge:
                     self._engine.abort(added.request_id)
                 break
         self._loop.call_soon_threadsafe(_settle, accepted, refusal)
+
+    def _end(self, request_id: str) -> None:
+        self._engine.abort(request_id)
 
     def _refusal(self, request: Request) -> ApiError | None:
         try:

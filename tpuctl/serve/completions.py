@@ -24,6 +24,8 @@ async def ask_completion(body: CompletionBody, *, served: Served) -> Ask:
     Raises:
         ApiError: Its prompts or its fields can't be served.
     """
+    if body.max_tokens == 0 and not body.echo:
+        raise ApiError("0 tokens can be made only with echo", param="max_tokens", code="invalid_value")
     if body.best_of is not None and body.best_of != body.samples:
         raise ApiError("best_of: only equal to n", param="best_of", code="unsupported_parameter")
     special = body.add_special_tokens is not False
@@ -94,7 +96,9 @@ class _Choice:
         if self.logprobs is not None:
             shown = () if self.only_echo else delta.logprobs
             before = self._prompt_logprobs(delta)
-            logprobs = self.logprobs.document(shown) if before is None else joined(before, self.logprobs.document(shown))
+            logprobs = (
+                self.logprobs.document(shown) if before is None else joined(before, self.logprobs.document(shown))
+            )
         echo, self.echo = self.echo or "", None
         return {
             "index": self.index,

@@ -19,7 +19,7 @@ from tpuctl import __version__
 from tpuctl.serve.asking import Ask
 from tpuctl.serve.chat import ChatAnswer, MakeGrammar, ask_chat
 from tpuctl.serve.completions import CompletionAnswer, ask_completion
-from tpuctl.serve.generation import Generation, Serving, generating
+from tpuctl.serve.generation import Serving, generating
 from tpuctl.serve.keys import Keys
 from tpuctl.serve.metrics import CONTENT_TYPE
 from tpuctl.serve.openapi import openapi_document
@@ -125,7 +125,9 @@ class Front:
         serving = self._serving(body.model)
         ask = await ask_completion(body, served=serving.served)
         _log(ask, body.user)
-        return await self._generated(request, ask, CompletionAnswer(body, ask, served=serving.served), bool(body.stream))
+        return await self._generated(
+            request, ask, CompletionAnswer(body, ask, served=serving.served), bool(body.stream)
+        )
 
     async def _chat(self, request: Request) -> Response:
         body = await self._body(request, ChatBody)
@@ -135,7 +137,11 @@ class Front:
         return await self._generated(request, ask, ChatAnswer(body, ask, served=serving.served), bool(body.stream))
 
     async def _generated(
-        self, request: Request, ask: Ask, answer: CompletionAnswer | ChatAnswer, stream: bool  # noqa: FBT001
+        self,
+        request: Request,
+        ask: Ask,
+        answer: CompletionAnswer | ChatAnswer,
+        stream: bool,
     ) -> Response:
         assert self.serving is not None, "checked by _serving"
         work = _Work(ask=ask, answer=answer, serving=self.serving, timeout_seconds=_timeout(request))
@@ -271,9 +277,7 @@ def _card(serving: Serving, name: str) -> dict[str, Any]:
 
 
 def _log(ask: Ask, user: str | None) -> None:
-    _LOG.info(
-        "request %s: %d prompts, %d samples, user %r", ask.request_id, len(ask.prompts), len(ask.requests), user
-    )
+    _LOG.info("request %s: %d prompts, %d samples, user %r", ask.request_id, len(ask.prompts), len(ask.requests), user)
 
 
 async def _version(_: Request) -> Response:

@@ -53,7 +53,9 @@ def read_key_file(path: Path) -> Keys:
     try:
         return read_keys(path.read_text(encoding="utf-8"), source=str(path))
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", hint="serve.api_key_file is a file with one key on each line") from error
+        raise UsageError(
+            f"{path}: {error.strerror}", hint="serve.api_key_file is a file with one key on each line"
+        ) from error
 
 
 def _digest(key: str) -> bytes:

@@ -13,7 +13,27 @@ from tpuctl.serve.bridge import StatsLike
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_FIRST_TOKEN_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_FIRST_TOKEN_SECONDS = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
 _REQUEST_SECONDS = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
 _TOKENS = tuple(2**power for power in range(18))
@@ -26,7 +46,9 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(stats, model_name))
         self._labels = {"model_name": model_name}
-        self.first_token = self._histogram("time_to_first_token_seconds", "From request to first token.", _FIRST_TOKEN_SECONDS)
+        self.first_token = self._histogram(
+            "time_to_first_token_seconds", "From request to first token.", _FIRST_TOKEN_SECONDS
+        )
         self.between_tokens = self._histogram("inter_token_latency_seconds", "Between tokens.", _TOKEN_SECONDS)
         self.latency = self._histogram("e2e_request_latency_seconds", "From request to last token.", _REQUEST_SECONDS)
         self.prompt_tokens = self._histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
@@ -98,7 +120,9 @@ class _EngineCollector(Collector):
         yield self._gauge("kv_cache_usage_perc", "Share of the pages in use, 0 to 1.", used / max(1, stats.num_pages))
         yield self._counter("prompt_tokens", "Prompt tokens taken in.", stats.prompt_tokens + stats.cached_tokens)
         yield self._counter("generation_tokens", "Tokens made.", stats.output_tokens)
-        yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", stats.prompt_tokens + stats.cached_tokens)
+        yield self._counter(
+            "prefix_cache_queries", "Prompt tokens looked up.", stats.prompt_tokens + stats.cached_tokens
+        )
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.cached_tokens)
         yield self._counter("num_preemptions", "Sequences that lost their pages for a time.", stats.preemptions)
 

@@ -44,7 +44,9 @@ async def chat_ids(served: Served, body: ChatBody) -> Ids:
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         variables["reasoning_effort"] = body.reasoning_effort
-    _check_read(served, {**{f"chat_template_kwargs.{name}": name for name in body.chat_template_kwargs or {}}, **_given(body)})
+    _check_read(
+        served, {**{f"chat_template_kwargs.{name}": name for name in body.chat_template_kwargs or {}}, **_given(body)}
+    )
     conversation = Conversation(
         messages=[message.for_template() for message in body.messages],
         tools=tools,

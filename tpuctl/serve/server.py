@@ -1,4 +1,4 @@
-"""The server process: up at once and honest about it, ready when the model is, gone when it has let its requests end."""
+"""The server process: up at once, ready when the model is, gone when it has let its requests end."""
 
 from __future__ import annotations
 

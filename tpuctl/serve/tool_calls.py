@@ -47,10 +47,8 @@ class CallReader:
         """What this further text completes."""
         found: list[str | Call] = []
         while text:
-            if self._inside is None:
-                text = self._read_outside(text, found)
-            else:
-                text = self._read_inside(text, found)
+            read = self._read_outside if self._inside is None else self._read_inside
+            text = read(text, found)
         return found
 
     def finish(self) -> list[str | Call]:

@@ -1,4 +1,4 @@
-"""What may be asked of the endpoint and what errors look like. Every documented field is honoured or refused by name."""
+"""What may be asked and what errors look like. Every documented field is honoured or refused by name."""
 
 from tpuctl.serve.protocol.body import Body, parse_body
 from tpuctl.serve.protocol.chat import ChatBody, Message

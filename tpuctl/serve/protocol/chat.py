@@ -10,7 +10,7 @@ from tpuctl.engine.request import MAX_LOGPROBS
 from tpuctl.serve.protocol.body import Body, checked, refused
 from tpuctl.serve.protocol.formats import ResponseFormat
 from tpuctl.serve.protocol.sampling import SamplingFields
-from tpuctl.serve.protocol.tools import Tool, ToolCall, ToolChoice, tool_choice
+from tpuctl.serve.protocol.tools import Tool, ToolCall, ToolChoice, check_tool_choice
 
 Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
 Content = str | tuple[dict[str, Any], ...] | None
@@ -75,7 +75,7 @@ class ChatBody(SamplingFields):
         None, description="text; json_object and json_schema bind the answer to a grammar where the server has them"
     )
     tools: tuple[Tool, ...] | None = Field(None, max_length=128, description="functions the model may call")
-    tool_choice: checked(ToolChoice | None, tool_choice) = Field(  # type: ignore[valid-type]
+    tool_choice: checked(ToolChoice | None, check_tool_choice) = Field(  # type: ignore[valid-type]
         None, description="none and auto; required and a named function are refused"
     )
     parallel_tool_calls: bool | None = Field(None, description="false keeps the first call only")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from tpuctl.engine.request import MAX_LOGPROBS
 from tpuctl.serve.protocol.body import checked, refused
@@ -55,9 +55,3 @@ class CompletionBody(SamplingFields):
         None, description="refused: the models served here don't insert"
     )
     add_special_tokens: bool | None = Field(None, description="false leaves the prompt without its begin-of-text")
-
-    @model_validator(mode="after")
-    def _together(self) -> Self:
-        if self.max_tokens == 0 and not self.echo:
-            raise ValueError("max_tokens: 0 tokens can be made only with echo")
-        return self

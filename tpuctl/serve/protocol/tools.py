@@ -56,7 +56,7 @@ class ToolCall(Body):
         return found
 
 
-def tool_choice(value: Any) -> ToolChoice | None:
+def check_tool_choice(value: Any) -> ToolChoice | None:
     """Which call is wanted; ``ValueError`` for one that the answer would have to be bound to."""
     if value is None or value in ("none", "auto"):
         return value  # type: ignore[no-any-return]
