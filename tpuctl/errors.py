@@ -80,6 +80,10 @@ class OutputError(TpuctlError):
     """The output folder holds what this job must neither use nor delete."""
 
 
+class WeightsError(TpuctlError):
+    """A model's folder or its weights are missing, damaged or another model's; names the file and the tensors."""
+
+
 class StorageError(TpuctlError):
     """A path or bucket can't be read or written."""
 

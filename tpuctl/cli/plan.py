@@ -14,6 +14,7 @@ from tpuctl.errors import UsageError
 
 if TYPE_CHECKING:
     from tpuctl.plan.schema import InferencePlan, Plan, TrainingPlan, WorkPlan
+    from tpuctl.recipe.schema import Recipe
 
 
 def plan(recipe: RecipeArgument, set_: SetOption = None, output: OutputOption = Output.text) -> None:
@@ -35,10 +36,18 @@ def show(plan: Plan, output: Output) -> None:
 
 def resolve_recipe(recipe: Path, overrides: Sequence[str]) -> Plan:
     """The plan of a recipe file here and now; its secrets are not masked."""
-    from tpuctl.plan.resolve import resolve
     from tpuctl.recipe.load import load_recipe
 
-    return resolve(load_recipe(recipe, overrides=overrides), environ=os.environ, cwd=current_directory())
+    return resolve_here(load_recipe(recipe, overrides=overrides))
+
+
+def resolve_here(recipe: Recipe) -> Plan:
+    """The plan of a loaded recipe here and now, once the model folder it may name has been looked into."""
+    from tpuctl.plan.resolve import resolve
+    from tpuctl.plan.source import read_source
+
+    cwd = current_directory()
+    return resolve(recipe, environ=os.environ, cwd=cwd, source=read_source(recipe, environ=os.environ, cwd=cwd))
 
 
 def current_directory() -> Path:
@@ -55,7 +64,8 @@ def current_directory() -> Path:
 
 def describe(plan: Plan) -> str:
     """A masked plan for people, one line per part."""
-    from tpuctl.plan.schema import CustomPlan, InferencePlan, TrainingPlan
+    from tpuctl.cli.describe_serving import describe_serving
+    from tpuctl.plan.schema import CustomPlan, InferencePlan, ServingPlan, TrainingPlan
 
     lines = [("run", f"{plan.run.name} in {plan.run.directory}"), ("slice", _slice(plan))]
     if isinstance(plan, TrainingPlan):
@@ -64,6 +74,8 @@ def describe(plan: Plan) -> str:
         lines += _custom(plan.work)
     if isinstance(plan, InferencePlan):
         lines += _inference(plan)
+    if isinstance(plan, ServingPlan):
+        lines += describe_serving(plan)
     lines.append(("job", _job(plan)))
     if isinstance(plan, TrainingPlan):
         lines.append(("memory", _memory(plan)))

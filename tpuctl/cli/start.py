@@ -40,8 +40,7 @@ def start(asked: Asked) -> ExitCode:
         UsageError: the recipe is wrong or not for this verb, or an option is no duration or address.
     """
     from tpuctl.cli.launch import Launching, launch_and_follow
-    from tpuctl.cli.plan import current_directory, show
-    from tpuctl.plan.resolve import resolve
+    from tpuctl.cli.plan import resolve_here, show
     from tpuctl.recipe.load import load_recipe
 
     wait_seconds = _checked_options(asked)
@@ -49,7 +48,7 @@ def start(asked: Asked) -> ExitCode:
     if asked.kinds and loaded.kind not in asked.kinds:
         hint = f"write: tpuctl run {shlex.quote(str(asked.recipe))}"
         raise UsageError(f"{asked.recipe}: `tpuctl {asked.verb}` takes no recipe of kind {loaded.kind!r}", hint=hint)
-    plan = resolve(loaded, environ=os.environ, cwd=current_directory())
+    plan = resolve_here(loaded)
     if asked.dry_run:
         show(plan, asked.output)
         return ExitCode.DONE

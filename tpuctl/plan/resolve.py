@@ -28,23 +28,28 @@ from tpuctl.plan.schema import (
     TrainPlan,
     WorkPlan,
 )
+from tpuctl.plan.serve import resolve_serving
 from tpuctl.plan.slices import plan_slices
+from tpuctl.plan.source import ModelSource
 from tpuctl.recipe.custom import CustomJobTable
 from tpuctl.recipe.origin import Findings
-from tpuctl.recipe.schema import CustomRecipe, InferenceRecipe, Recipe, TrainingRecipe
+from tpuctl.recipe.schema import CustomRecipe, InferenceRecipe, Recipe, ServingRecipe, TrainingRecipe
 from tpuctl.topology import generation
 
 ENTRYPOINTS: dict[JobKind, str] = {"train": "tpuctl.entrypoints.train", "custom": "tpuctl.entrypoints.custom"}
 _LONGEST_WARMUP = 1000
 
 
-def resolve(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str] | str) -> Plan:
+def resolve(
+    recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str] | str, source: ModelSource | None = None
+) -> Plan:
     """What the recipe amounts to.
 
     Args:
         recipe: As loaded.
         environ: The caller's environment: ``job.pass_env`` and ``~`` are looked up in it, nothing else.
         cwd: Where relative paths start, whatever directory the recipe lies in.
+        source: What ``source.read_source`` found where the recipe names a model folder.
 
     Raises:
         RecipeError: all rules that are broken, each with file, line, key and remedy.
@@ -52,6 +57,8 @@ def resolve(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str]
     here = Here.of(cwd, environ)
     if isinstance(recipe, InferenceRecipe):
         return resolve_inference(recipe, environ=environ, here=here)
+    if isinstance(recipe, ServingRecipe):
+        return resolve_serving(recipe, environ=environ, here=here, source=source)
     if isinstance(recipe, CustomRecipe):
         return _resolve_custom(recipe, environ=environ, here=here)
     assert isinstance(recipe, TrainingRecipe), "there is no other kind"

@@ -1,0 +1,59 @@
+"""What the model folder of a recipe says of itself. The one thing a plan needs that the recipe does not hold.
+
+Read before a recipe is resolved, so that resolving stays pure: ``config.json`` and the names of files, nothing large.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tpuctl.errors import RecipeError, StorageError, WeightsError
+from tpuctl.model_folder import read_config, tokenizer_files
+from tpuctl.modelspec import ModelSpec
+from tpuctl.modelspec.config import ModelConfigError
+from tpuctl.modelspec.huggingface import spec_from_config
+from tpuctl.plan.places import Here, storage_place
+from tpuctl.recipe.origin import Findings
+from tpuctl.recipe.schema import Recipe, ServingRecipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSource:
+    """A model folder: where it is and what its ``config.json`` describes."""
+
+    uri: str
+    spec: ModelSpec
+    family: str
+    has_tokenizer: bool
+
+
+def read_source(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str] | str) -> ModelSource | None:
+    """The model folder a recipe names, None where it names none.
+
+    Raises:
+        RecipeError: no such folder, or no model this version knows.
+    """
+    if not isinstance(recipe, ServingRecipe) or recipe.model.source is None:
+        return None
+    findings = Findings(origin=recipe.origin)
+    here = Here.of(cwd, environ)
+    uri = storage_place("model.source", recipe.model.source, here=here, findings=findings)
+    findings.settle()
+    try:
+        return open_source(uri)
+    except (WeightsError, StorageError, ModelConfigError) as error:
+        raise RecipeError(error.message, hint=error.hint, where=recipe.origin.where("model.source")) from error
+
+
+def open_source(uri: str) -> ModelSource:
+    """The model folder at an absolute path or URI; raises ``WeightsError``, ``ModelConfigError`` or
+    ``StorageError``."""
+    config = read_config(uri)
+    return ModelSource(
+        uri=uri,
+        spec=spec_from_config(config, name=uri.rpartition("/")[2] or None),
+        family=str(config.get("model_type")),
+        has_tokenizer=bool({"tokenizer.json", "tokenizer.model"}.intersection(tokenizer_files(uri))),
+    )
