@@ -44,6 +44,18 @@ class Serving:
     metrics: Metrics
     timeout_seconds: float
 
+    def figures(self) -> dict[str, Any]:
+        """How it goes: what runs and waits, what was made, how full the pages are, how long first tokens took."""
+        stats = self.bridge.stats()
+        used = stats.num_pages - stats.free_pages - stats.cached_pages
+        return {
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "output_tokens": stats.output_tokens,
+            "page_use": used / max(1, stats.num_pages),
+            "first_token_seconds": self.metrics.recent_first_token(),
+        }
+
 
 class Generation:
     """One request in the engine's hands. ``deltas`` can be read once."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -36,6 +38,7 @@ _FIRST_TOKEN_SECONDS = (
 )
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
 _REQUEST_SECONDS = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+_RECENT = 100
 _TOKENS = tuple(2**power for power in range(18))
 
 
@@ -45,6 +48,7 @@ class Metrics:
     def __init__(self, stats: Callable[[], StatsLike], *, model_name: str) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(stats, model_name))
+        self._first_tokens: deque[float] = deque(maxlen=_RECENT)
         self._labels = {"model_name": model_name}
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "From request to first token.", _FIRST_TOKEN_SECONDS
@@ -59,6 +63,15 @@ class Metrics:
         self._answers = Counter(
             "tpuctl:http_answers", "Answers by path and status.", ["path", "status"], registry=self._registry
         )
+
+    def took_to_first_token(self, seconds: float) -> None:
+        """Count a sample's first token."""
+        self._first_tokens.append(seconds)
+        self.first_token.observe(seconds)
+
+    def recent_first_token(self) -> float | None:
+        """Median seconds to the first token, of the last samples."""
+        return statistics.median(self._first_tokens) if self._first_tokens else None
 
     def ended(self, reason: str) -> None:
         """Count a sample that ended."""
@@ -91,7 +104,7 @@ class Timing:
             return
         now, last = time.perf_counter(), self._last[sample]
         if last is None:
-            self._metrics.first_token.observe(now - self._start)
+            self._metrics.took_to_first_token(now - self._start)
         else:
             for _ in range(count):
                 self._metrics.between_tokens.observe((now - last) / count)
@@ -118,10 +131,10 @@ class _EngineCollector(Collector):
         yield self._gauge("num_requests_running", "Sequences that hold pages.", stats.running)
         yield self._gauge("num_requests_waiting", "Sequences that wait for pages.", stats.waiting)
         yield self._gauge("kv_cache_usage_perc", "Share of the pages in use, 0 to 1.", used / max(1, stats.num_pages))
-        yield self._counter("prompt_tokens", "Prompt tokens taken in.", stats.prompt_tokens + stats.cached_tokens)
+        yield self._counter("prompt_tokens", "Prompt tokens taken in, cached ones included.", stats.prompt_tokens)
         yield self._counter("generation_tokens", "Tokens made.", stats.output_tokens)
         yield self._counter(
-            "prefix_cache_queries", "Prompt tokens looked up.", stats.prompt_tokens + stats.cached_tokens
+            "prefix_cache_queries", "Prompt tokens looked up.", stats.prompt_tokens
         )
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.cached_tokens)
         yield self._counter("num_preemptions", "Sequences that lost their pages for a time.", stats.preemptions)
