@@ -12,6 +12,8 @@ from typing import NoReturn
 import typer
 
 from tpuctl.cli import cluster, console
+from tpuctl.cli.bench import bench
+from tpuctl.cli.chat import chat
 from tpuctl.cli.check import check
 from tpuctl.cli.infer import infer
 from tpuctl.cli.init import init
@@ -21,6 +23,7 @@ from tpuctl.cli.options import Output, OutputOption
 from tpuctl.cli.plan import plan
 from tpuctl.cli.run import run as run_recipe
 from tpuctl.cli.schema import schema
+from tpuctl.cli.serve import serve
 from tpuctl.cli.slices import slices
 from tpuctl.cli.stop import stop
 from tpuctl.cli.train import train
@@ -51,8 +54,10 @@ def version(output: OutputOption = Output.text) -> None:
         console.out(__version__)
 
 
-for _verb in (train, infer, run_recipe, plan, check, init, schema, slices, logs, stop):
+for _verb in (train, infer, run_recipe, plan, check, init, schema, slices, logs, stop, chat):
     app.command()(_verb)
+app.add_typer(serve, name="serve")
+app.add_typer(bench, name="bench")
 app.add_typer(jobs, name="jobs")
 app.add_typer(cluster.app, name="cluster")
 

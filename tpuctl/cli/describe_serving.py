@@ -10,7 +10,9 @@ def describe_serving(plan: ServingPlan) -> list[tuple[str, str]]:
     """The parts of an endpoint."""
     engine, model = plan.engine, plan.model
     heads = f"{model.num_heads}/{model.num_kv_heads} heads × {model.head_dim}"
-    weights = f"drawn from seed {engine.seed}" if plan.weights is None else f"{plan.weights.uri} ({plan.weights.family})"
+    weights = (
+        f"drawn from seed {engine.seed}" if plan.weights is None else f"{plan.weights.uri} ({plan.weights.family})"
+    )
     pages = f"{engine.num_pages:,} pages of {engine.page_size} tokens, {gib(engine.num_pages * engine.page_bytes)}"
     return [
         ("model", f"{model.name}: hidden {model.hidden_size}, {model.num_layers} layers, {heads}"),

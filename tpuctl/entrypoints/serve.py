@@ -72,6 +72,7 @@ class _Endpoint:
         options = {"max_concurrency": CALLS_AT_ONCE, "max_restarts": 0, **slices.options(0)}
         self._host = ray.remote(ServeHost).options(**options).remote(plan_to_json(plan))
         self._history = EventsWriter(plan.run.directory)
+        self._num_phases = 0
         self._told: dict[str, Any] = {}
 
     def run(self) -> None:
@@ -83,11 +84,10 @@ class _Endpoint:
                 if running in done:
                     ray.get(running)
                     return
+                self._tell_news()
                 if done:
                     self._tell("ready", **ray.get(ready))
                     ready = None
-                elif ready is None:
-                    self._tell_figures()
             self._end(running)
         finally:
             ray.kill(self._host)
@@ -100,15 +100,27 @@ class _Endpoint:
         if not done:
             emit("note", text=f"the endpoint did not end within {seconds:.0f} s and is killed")
 
-    def _tell_figures(self) -> None:
-        """Every few seconds, as long as there is something to tell."""
-        told = self._told
-        if time.time() - told.get("at", 0.0) < TELL_SECONDS:
+    def _tell_news(self) -> None:
+        """What the process has to tell; nothing while it is too busy to answer."""
+        try:
+            news = ray.get(self._host.news.remote(since=self._num_phases), timeout=TELL_SECONDS)
+        except ray.exceptions.GetTimeoutError:
             return
-        figures = ray.get(self._host.figures.remote(), timeout=TELL_SECONDS)
-        now = event("serving", **figures)
-        made, since = figures["output_tokens"] - told.get("output_tokens", 0), now["at"] - told.get("at", now["at"])
+        self._num_phases += len(news.phases)
+        for item in news.phases:
+            emit_event(item)
+        self._history.append(news.phases)
+        if news.figures is not None:
+            self._tell_figures(news.figures)
+
+    def _tell_figures(self, figures: dict[str, Any]) -> None:
+        """Every few seconds, as long as there is something to tell."""
+        told, now = self._told, event("serving", **figures)
+        since = now["at"] - told.get("at", now["at"])
+        if told and since < TELL_SECONDS:
+            return
         self._told = now
+        made = figures["output_tokens"] - told.get("output_tokens", figures["output_tokens"])
         if made or figures["running"] or figures["waiting"]:
             emit_event({**now, "tokens_per_second": made / since if since else None})
 

@@ -7,13 +7,14 @@ import os
 import shlex
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
 
-from tpuctl.entrypoints.emit import emit
 from tpuctl.plan.schema import plan_from_json
+from tpuctl.runs.events import Event, event
 from tpuctl.serve.http import Front, HttpOptions
 from tpuctl.serve.keys import Keys, read_key_file, read_keys
 from tpuctl.serve.server import Loaded, Server, ServerOptions
@@ -22,8 +23,16 @@ if TYPE_CHECKING:
     from tpuctl.plan.schema import ServingPlan
     from tpuctl.plan.serve_schema import EndpointPlan
 
-# ``run`` takes one of them for good; figures, facts and a stop are asked for meanwhile.
+# ``run`` takes one of them for good; news, facts and a stop are asked for meanwhile.
 CALLS_AT_ONCE = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class News:
+    """What the driver has not told yet. ``figures`` are None before the endpoint is ready."""
+
+    phases: list[Event]
+    figures: dict[str, Any] | None
 
 
 class ServeHost:
@@ -38,6 +47,7 @@ class ServeHost:
         self._front = Front(_http(self._plan.endpoint))
         self._server = Server(self._front, _options(self._plan))
         self._ready = threading.Event()
+        self._told: list[Event] = []
 
     def run(self) -> None:
         """Load the model and serve it until ``stop``."""
@@ -58,10 +68,10 @@ class ServeHost:
             "curl": _curl(url, self._plan.endpoint),
         }
 
-    def figures(self) -> dict[str, Any] | None:
-        """Figures of this moment; None before it is ready."""
+    def news(self, *, since: int) -> News:
+        """The phases gone through but for the first ``since``, and the figures of this moment."""
         serving = self._front.serving
-        return None if serving is None else serving.figures()
+        return News(phases=self._told[since:], figures=None if serving is None else serving.figures())
 
     def _load(self) -> Loaded:
         # Not at the top: the driver imports this file too, and must not touch the chips.
@@ -69,7 +79,7 @@ class ServeHost:
 
         def tell(phase: str, **fields: Any) -> None:
             self._front.phase = phase
-            emit("phase", phase=phase, **fields)
+            self._told.append(event("phase", phase=phase, **fields))
 
         self._front.phase = "loading weights"
         return load_model(self._plan, simulated=self._simulated, tell=tell)

@@ -54,6 +54,7 @@ def load_model(plan: ServingPlan, *, simulated: bool, tell: Tell) -> Loaded:
         JobFailedError: The engine does not say what the model says.
     """
     verify_devices(plan, simulated=simulated)
+    _keep_programs(plan)
     mesh = create_mesh(plan.mesh)
     tokenizer, chat = _text(plan)
     params = _params(plan, mesh, tell=tell)
@@ -69,6 +70,12 @@ def load_model(plan: ServingPlan, *, simulated: bool, tell: Tell) -> Loaded:
         created=int(time.time()),
     )
     return Loaded(engine=engine, served=served)
+
+
+def _keep_programs(plan: ServingPlan) -> None:
+    """Keep what is compiled in the run directory: the next start of the same endpoint reads it."""
+    jax.config.update("jax_compilation_cache_dir", join(plan.run.directory, "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 def _params(plan: ServingPlan, mesh: Mesh, *, tell: Tell) -> ParamTree:

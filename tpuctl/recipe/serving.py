@@ -117,7 +117,12 @@ class EngineTable:
         also=("max_num_batched_tokens",),
     )
     page_size: int = setting(
-        64, doc="Tokens of a KV page; TPU kernels want 128.", unit="tokens", minimum=1, maximum=4096, also=("block_size",)
+        64,
+        doc="Tokens of a KV page; TPU kernels want 128.",
+        unit="tokens",
+        minimum=1,
+        maximum=4096,
+        also=("block_size",),
     )
     num_pages: int | None = setting(
         None,
@@ -135,5 +140,7 @@ class EngineTable:
         maximum=0.95,
         also=("gpu_memory_utilization", "memory_fraction"),
     )
-    prefix_cache: bool = setting(True, doc="Share the pages of prompts that begin alike.", also=("enable_prefix_caching",))
+    prefix_cache: bool = setting(
+        True, doc="Share the pages of prompts that begin alike.", also=("enable_prefix_caching",)
+    )
     seed: int = setting(0, doc="Of requests without a seed, and of random weights.", minimum=0, maximum=LARGEST_INT)

@@ -133,9 +133,7 @@ class _EngineCollector(Collector):
         yield self._gauge("kv_cache_usage_perc", "Share of the pages in use, 0 to 1.", used / max(1, stats.num_pages))
         yield self._counter("prompt_tokens", "Prompt tokens taken in, cached ones included.", stats.prompt_tokens)
         yield self._counter("generation_tokens", "Tokens made.", stats.output_tokens)
-        yield self._counter(
-            "prefix_cache_queries", "Prompt tokens looked up.", stats.prompt_tokens
-        )
+        yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", stats.prompt_tokens)
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.cached_tokens)
         yield self._counter("num_preemptions", "Sequences that lost their pages for a time.", stats.preemptions)
 
