@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SMOKE = str(ROOT / "recipes" / "smoke.toml")
+REFERENCE = str(ROOT / "tests" / "nn" / "references" / "llama")
 HEAVY = (
     "jax",
     "jaxlib",
@@ -47,8 +48,11 @@ print("EXIT", int(code), "HEAVY", [name for name in {HEAVY!r} if name in sys.mod
         ["check", SMOKE],
         ["slices"],
         ["slices", "v6e"],
+        ["models", "show", "tiny-5m"],
+        ["models", "show", REFERENCE],
         ["schema"],
         ["init", "train"],
+        ["tokenizer", "train", "--help"],
     ],
     ids=lambda arguments: " ".join(arguments).replace(str(ROOT), "."),
 )

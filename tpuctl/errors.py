@@ -76,16 +76,16 @@ class DataError(TpuctlError):
     """The dataset can't be read as the recipe says; names the file and column."""
 
 
-class OutputError(TpuctlError):
-    """The output folder holds what this job must neither use nor delete."""
-
-
 class WeightsError(TpuctlError):
     """A model's folder or its weights are missing, damaged or another model's; names the file and the tensors."""
 
 
 class StorageError(TpuctlError):
     """A path or bucket can't be read or written."""
+
+
+class OutputError(TpuctlError):
+    """The output folder holds what this job must neither use nor delete."""
 
 
 class ClusterError(TpuctlError):

@@ -15,6 +15,7 @@ from pathlib import Path
 from tpuctl.entrypoints.corpus import build
 from tpuctl.text import load_tokenizer
 from tpuctl.train.baselines import Baseline, baselines, compressed_bits_per_byte, gzip_9, xz_9
+from tpuctl.train.data.columns import Columns
 from tpuctl.train.data.corpus import Corpus, iter_texts, open_corpus
 from tpuctl.train.data.stream import prepare_tokenizer
 from tpuctl.train.data.tokenizer_files import TokenizerRef
@@ -36,7 +37,9 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     with tempfile.TemporaryDirectory() as scratch:
         uris = build(arguments.folder or Path(scratch))
-        train, held_out = (open_corpus(str(uri), text_column="text") for uri in (uris.train_uri, uris.eval_uri))
+        train, held_out = (
+            open_corpus(str(uri), columns=Columns.text("text")) for uri in (uris.train_uri, uris.eval_uri)
+        )
         name = f"bpe:{arguments.vocabulary}"
         prepare_tokenizer(TokenizerRef(name=name, directory=scratch, vocab_size=arguments.vocabulary), corpus=train)
         tokenizer = load_tokenizer(name, directory=Path(scratch), vocab_size=arguments.vocabulary)

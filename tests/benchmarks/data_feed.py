@@ -21,6 +21,7 @@ import ray
 from tpuctl.entrypoints.corpus import build
 from tpuctl.entrypoints.ray_feed import RayFeed
 from tpuctl.train.batch import BatchFeed
+from tpuctl.train.data.columns import Columns
 from tpuctl.train.data.corpus import open_corpus
 from tpuctl.train.data.feed import LocalFeed
 from tpuctl.train.data.packing import start_cursor
@@ -71,7 +72,7 @@ def main() -> None:
 
 def quickstart_stream(scratch: Path) -> Stream:
     """The stream of the quickstart recipe: 16 rows of 256 tokens of a BPE of 2048 ids."""
-    corpus = open_corpus(build(scratch).train_uri, text_column="text")
+    corpus = open_corpus(build(scratch).train_uri, columns=Columns.text("text"))
     tokenizer = TokenizerRef(name=f"bpe:{VOCABULARY}", directory=str(scratch), vocab_size=VOCABULARY)
     prepare_tokenizer(tokenizer, corpus=corpus)
     return Stream(

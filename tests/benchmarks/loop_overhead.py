@@ -31,7 +31,7 @@ import numpy as np
 from tests.fakes.tiny_training import SPEC, make_batch, make_plan
 from tpuctl.mesh import create_mesh
 from tpuctl.modelspec import ModelSpec
-from tpuctl.plan.schema import TrainJob
+from tpuctl.plan.schema import TrainingPlan
 from tpuctl.runs.events import Event
 from tpuctl.train import loop
 from tpuctl.train.batch import HostBatch
@@ -81,7 +81,7 @@ class MemoryFeed:
 class Bench:
     """One shape, compiled; ``state`` is where every run begins."""
 
-    plan: TrainJob
+    plan: TrainingPlan
     program: Program
     step: Any
     state: Any

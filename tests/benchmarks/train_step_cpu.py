@@ -5,8 +5,8 @@
 The job: a Llama block of 4 layers, width 256, 4 heads of 64, MLP 1024, vocabulary 8192 with a head of its own
 (8,390,912 weights), 8 rows of 256 tokens, f32, full rematerialisation, weights sharded over 4 host devices, AdamW.
 The systems take turns, one process each per round, so that both see the same machine; medians over the rounds.
-Levanter comes from ``uv pip install --prerelease=allow marin-levanter "jax[cpu]"`` into an environment of its own, MaxText
-from ``uv pip install maxtext``.
+Levanter comes from ``uv pip install --prerelease=allow marin-levanter "jax[cpu]"`` into an environment of its own,
+MaxText from ``uv pip install maxtext``.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Command:
 
     def within(self, **more: str) -> Command:
         """The same command with more in its environment."""
-        return Command(state_dir=self.state_dir, cwd=self._cwd, more=more)
+        return Command(state_dir=self.state_dir, cwd=self.cwd, more=more)
 
     def __call__(self, *words: object, timeout_seconds: float = 240) -> Done:
         """Run to the end."""

@@ -12,7 +12,7 @@ from tests.fakes.gcs_process import GcsService
 from tpuctl.runs.lease import current_holder
 from tpuctl.runs.record import read_metrics, read_record
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 RUN = f"gs://{BUCKET}/runs/bucket"
 RECIPE = f"""

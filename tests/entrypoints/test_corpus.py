@@ -12,6 +12,7 @@ import pytest
 from tpuctl.entrypoints import corpus
 from tpuctl.entrypoints.corpus import PYTHON_STDLIB, PYTHON_STDLIB_HELD_OUT, CorpusUris, build, dataset_uris
 from tpuctl.errors import DataError
+from tpuctl.train.data.columns import Columns
 from tpuctl.train.data.corpus import open_corpus
 
 
@@ -91,8 +92,8 @@ def test_build_that_breaks_leaves_no_dataset(tmp_path: Path, monkeypatch: pytest
 
 
 def test_build_is_a_dataset_that_can_be_opened(built: CorpusUris) -> None:
-    assert open_corpus(built.train_uri, text_column="text").num_rows > 400
-    assert open_corpus(str(built.eval_uri), text_column="text").num_rows > 10
+    assert open_corpus(built.train_uri, columns=Columns.text("text")).num_rows > 400
+    assert open_corpus(str(built.eval_uri), columns=Columns.text("text")).num_rows > 10
 
 
 def test_command_prints_what_goes_into_a_recipe(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Dealing ranks: a host's number is its TPU worker id, and a gang with a hole is refused before it can hang."""
 
+import os
+
 import pytest
 
-from tpuctl.entrypoints.gang import Seat, deal_ranks
+from tpuctl.entrypoints.gang import GangConfig, Seat, _Joining, deal_ranks, point_the_way
 from tpuctl.errors import ClusterError
 
 
@@ -33,3 +35,12 @@ def test_deal_ranks_id_that_drifted_on_one_host_is_refused() -> None:
 def test_deal_ranks_workers_of_two_slices_for_one_are_refused() -> None:
     with pytest.raises(ClusterError, match="landed on 2 slices"):
         deal_ranks([seat("a", 0), seat("b", 1)], slices=1, hosts=2)
+
+
+def test_point_the_way_leaves_in_the_environment_what_a_command_needs_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"JAX_PLATFORMS": "cpu"})
+    point_the_way(_Joining.of(3, 4, "10.0.0.1", 8476, GangConfig(slices=2, hosts=2, joins=False)))
+    found = dict(os.environ)
+    assert (found["JAX_COORDINATOR_ADDRESS"], found["JAX_NUM_PROCESSES"]) == ("10.0.0.1:8476", "4")
+    assert (found["JAX_PROCESS_ID"], found["JAX_PLATFORMS"]) == ("3", "cpu")
+    assert (found["MEGASCALE_NUM_SLICES"], found["MEGASCALE_SLICE_ID"]) == ("2", "1")

@@ -1,14 +1,13 @@
 """Google Cloud Storage for tests, on loopback: the JSON API as four client libraries use it, in this process.
 
 Written from the service's public documentation. It has generations, preconditions, checksums, pages, the three kinds
-of upload, copies, compositions and batches, the token paths of the machine metadata server, and faults. It has no
-versioning, no access control and no gRPC. As a command it serves until it is interrupted.
+of upload, copies, the token paths of the machine metadata server, and faults. It has no
+versioning, no access control, no batches and no gRPC. As a command it serves until it is interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import re
 import socket
 import sys
@@ -16,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from email.parser import HeaderParser
 from email.utils import formatdate
 from http.server import ThreadingHTTPServer
 from typing import Any, cast
@@ -25,7 +23,7 @@ from urllib.parse import quote, unquote
 from tests.fakes.gcs_emulator_faults import Faults, Tally
 from tests.fakes.gcs_emulator_objects import Buckets, Refused, StoredObject
 from tests.fakes.gcs_emulator_uploads import Uploads
-from tests.fakes.gcs_emulator_wire import Hangup, Wire, split_multipart
+from tests.fakes.gcs_emulator_wire import Hangup, Wire
 
 
 class Emulator(ThreadingHTTPServer):
@@ -114,8 +112,6 @@ class _Service(Wire):
         path = "/".join(parts)
         if path in ("", "token") or parts[0] == "computeMetadata":
             return "metadata", "", self._metadata
-        if re.fullmatch(r"batch(/storage/v1)?", path):
-            return "batch", "", self._batch
         if found := re.fullmatch(r"(?:upload|resumable/upload)/storage/v1/b/([^/]+)/o", path):
             bucket = unquote(found[1])
             return (
@@ -148,8 +144,6 @@ class _Service(Wire):
     def _object(self, bucket: str, quoted: list[str]) -> Handler:
         """Clients quote a slash in a name, so a plain one begins what is to be done with the object."""
         name = unquote(quoted[0])
-        if len(quoted) == 2 and quoted[1] == "compose":
-            return "compose", f"{bucket}/{name}", lambda: self._compose(bucket, name)
         if len(quoted) > 3 and quoted[1] == "moveTo":
             there = unquote("/".join(quoted[3:]))
             return "move", f"{bucket}/{name}", lambda: self._move(bucket, name, there)
@@ -174,10 +168,6 @@ class _Service(Wire):
     def _delete(self, bucket: str, name: str) -> None:
         self._emulator.buckets.delete(bucket, name, self.query)
         self.answer(204)
-
-    def _compose(self, bucket: str, name: str) -> None:
-        sources = self.json_body().get("sourceObjects", [])
-        self.answer(200, self._emulator.buckets.compose(bucket, name, sources, self.query).document())
 
     def _move(self, bucket: str, name: str, to: str) -> None:
         self.body()
@@ -217,17 +207,6 @@ class _Service(Wire):
             headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
         self.answer(206 if asked else 200, found.data[start:end], headers=headers)
 
-    def _batch(self) -> None:
-        boundary, answers = "batch_answer", b""
-        for headers, body in split_multipart(self.body(), self.headers["Content-Type"]):
-            call = _BatchedCall(self, body)
-            call.serve()
-            number = headers.get("content-id", "").strip("<>")
-            head = f"--{boundary}\r\nContent-Type: application/http\r\nContent-ID: <response-{number}>\r\n\r\n"
-            answers += head.encode() + call.wfile.getvalue() + b"\r\n"
-        kind = {"Content-Type": f"multipart/mixed; boundary={boundary}"}
-        self.answer(200, answers + f"--{boundary}--\r\n".encode(), headers=kind)
-
     def _metadata(self) -> None:
         """The paths of a virtual machine's metadata server that clients walk to get a token."""
         flavor = {"Metadata-Flavor": "Google"}
@@ -247,24 +226,6 @@ class _Service(Wire):
             self.answer(200, account if one else {"default": account}, headers=flavor)
         else:
             self.answer(200, b"computeMetadata/\n", headers=flavor)
-
-
-class _BatchedCall(_Service):
-    """One call of a batch, answered into ``wfile``."""
-
-    wfile: io.BytesIO
-
-    def __init__(self, outer: _Service, request: bytes) -> None:
-        head, _, body = request.replace(b"\r\n", b"\n").lstrip().partition(b"\n\n")
-        line, _, lines = head.partition(b"\n")
-        self.command, self.path, *_ = line.decode().split()
-        self.headers = HeaderParser().parsestr(lines.decode())
-        del self.headers["Content-Length"]
-        self.headers["Content-Length"] = str(len(body.strip()))
-        self.server, self.client_address = outer.server, outer.client_address
-        self.headers["Authorization"] = outer.headers.get("Authorization", "")
-        self.rfile, self.wfile = io.BufferedReader(io.BytesIO(body.strip())), io.BytesIO()
-        self.requestline, self.request_version, self.close_connection = line.decode(), "HTTP/1.1", False
 
 
 def main() -> None:

@@ -133,14 +133,6 @@ class Buckets:
         """A new object with the same content."""
         return self.put(bucket, name, source.data, query=query, metadata=dict(source.metadata))
 
-    def compose(self, bucket: str, name: str, sources: list[Mapping[str, Any]], query: Query) -> StoredObject:
-        """The sources' content, one after the other."""
-        if not 1 <= len(sources) <= 32:
-            raise Refused(400, "compose takes 1 to 32 sources")
-        with self._lock:
-            data = b"".join(self.get(bucket, source["name"], {}).data for source in sources)
-            return self.put(bucket, name, data, query=query, metadata={})
-
     def list(self, bucket: str, query: Query) -> dict[str, Any]:
         """One page of a listing: items, and the prefixes that a delimiter rolls up."""
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")

@@ -12,10 +12,10 @@ from tpuctl.nn.splash import splash_attend
 WINDOW = 11
 
 
-def attend(q, k, v, *, segment_ids, kernel, window=None, local=True, softcap=None, interpret=False):
+def attend(q, k, v, *, segment_ids, kernel, window=None, local=True, softcap=None, all_local=False, interpret=False):
     """Attention of one layer of a model; with a ``window``, of a local or of a global layer."""
     view = LayerView(index=jnp.int32(0), window=jnp.int32(window if window and local else NO_WINDOW), softcap=softcap)
-    rows = RowAttention(segment_ids=jnp.asarray(segment_ids), kernel=kernel, window=window)
+    rows = RowAttention(segment_ids=jnp.asarray(segment_ids), kernel=kernel, window=window, all_local=all_local)
     scaled = q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype)
     if interpret:
         return splash_attend(scaled, k, v, rows=rows, layer=view, interpret=True)
@@ -111,9 +111,16 @@ def test_attend_of_padding_is_finite_also_in_bfloat16():
 
 
 @pytest.mark.parametrize(
-    ("window", "local", "softcap"), [(None, False, None), (200, True, 2.0), (200, False, 2.0), (50, True, None)]
+    ("window", "local", "all_local", "softcap"),
+    [
+        (None, False, False, None),
+        (200, True, False, 2.0),
+        (200, False, False, 2.0),
+        (50, True, False, None),
+        (200, True, True, None),
+    ],
 )
-def test_splash_in_interpret_mode_equals_the_reference(window, local, softcap, monkeypatch):
+def test_splash_in_interpret_mode_equals_the_reference(window, local, all_local, softcap, monkeypatch):
     monkeypatch.setattr(splash, "_BLOCK", 128)  # several blocks, some of them outside of the window
     q, k, v, segment_ids = make_inputs(length=512, heads=2, kv_heads=1, dim=128)
     weights = np.random.default_rng(1).standard_normal(q.shape, np.float32)
@@ -126,7 +133,7 @@ def test_splash_in_interpret_mode_equals_the_reference(window, local, softcap, m
         (_, out), grads = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))(q, k, v)
         return out, *grads
 
-    got = value_and_gradients(kernel="splash", interpret=True)
+    got = value_and_gradients(kernel="splash", all_local=all_local, interpret=True)
     for left, right in zip(got, value_and_gradients(kernel="reference"), strict=True):
         np.testing.assert_allclose(left, right, atol=2e-5)
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from tests.fakes.tiny_training import SPEC
+from tpuctl.modelspec import ExpertSpec
+from tpuctl.nn.attention import NO_WINDOW, RowAttention
 from tpuctl.nn.decoder import ForwardOptions, TokenRows
 from tpuctl.nn.layers import dropout
 from tpuctl.nn.params import bind, init_params, logical_axes
@@ -62,10 +64,37 @@ def test_params_have_a_head_only_if_it_is_not_tied(tied):
     assert axes["layers"]["attention"]["query"] == ("layer", "embed", "heads", "head_dim")
 
 
-def test_params_of_a_layer_have_the_sharded_dimension_first():
+def test_matrices_of_a_layer_have_the_sharded_dimension_first_or_last_but_one():
     # Along any other, TPU shards are padded and gradients leave by all-reduce.
-    for axes in jax.tree.leaves(logical_axes(SPEC)["layers"], is_leaf=lambda node: isinstance(node, tuple)):
-        assert axes[:2] in (("layer", "embed"), ("layer", "norm"))
+    spec = replace(SPEC, qkv_bias=True, experts=ExpertSpec(num_experts=4, experts_per_token=2, mlp_size=16))
+    for axes in jax.tree.leaves(logical_axes(spec)["layers"], is_leaf=lambda node: isinstance(node, tuple)):
+        assert "embed" not in axes or axes[1] == "embed" or axes[-2] == "embed", axes
+
+
+@pytest.mark.parametrize(
+    ("tensor", "axis"), [(1, "kv_heads"), (2, "kv_heads"), (4, "shared_kv_heads"), (3, "kv_heads")]
+)
+def test_key_heads_are_shared_by_devices_that_are_a_multiple_of_them(tensor, axis):
+    assert SPEC.num_kv_heads == 2
+    assert logical_axes(SPEC, tensor=tensor)["layers"]["attention"]["key"] == ("layer", "embed", axis, "head_dim")
+
+
+def test_run_gives_every_layer_its_view_and_carries_the_state(params):
+    spec = replace(SPEC, sliding_window=4, local_layers=(1,))
+    seen = RowAttention(segment_ids=jnp.ones((1, 8), jnp.int32), kernel="reference", window=4)
+
+    def attend(q, k, v, *, layer, state):
+        context, _ = seen(q, k, v, layer=layer, state=())
+        return context, state.at[layer.index].set(layer.window)
+
+    rows = one_document(random_tokens(8))
+    decoder = bind(spec, params)
+    nothing = jnp.zeros(spec.num_layers, jnp.int32)
+    hidden, state = decoder.run(
+        rows.tokens, rows.positions, attend=attend, state=nothing, options=ForwardOptions(remat="full")
+    )
+    assert state.tolist() == [NO_WINDOW, 4, NO_WINDOW]
+    np.testing.assert_array_equal(hidden, decoder.hidden(rows, options=ForwardOptions(remat="full")))
 
 
 @pytest.mark.parametrize("remat", ["full", "dots", "attention"])

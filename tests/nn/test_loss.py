@@ -21,13 +21,18 @@ def make_inputs(*, rows: int = 3, length: int = 7, hidden: int = 8, vocab: int =
 
 def naive(states, head, targets, options):
     logits = (states @ head)[..., : options.real_vocab]
+    logits = options.softcap * jnp.tanh(logits / options.softcap) if options.softcap else logits
     log_norm = jax.nn.logsumexp(logits, axis=-1)
     label = jnp.take_along_axis(logits, targets.tokens[..., None], -1)[..., 0]
     nats = (log_norm - label) * targets.mask
     return (nats + options.z_loss * log_norm**2 * targets.mask).sum(), nats.sum()
 
 
-@pytest.mark.parametrize("options", [LossOptions(real_vocab=20), LossOptions(real_vocab=15, z_loss=0.1)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [LossOptions(real_vocab=20), LossOptions(real_vocab=15, z_loss=0.1), LossOptions(real_vocab=15, softcap=2.0)],
+    ids=str,
+)
 def test_cross_entropy_and_gradients_equal_log_softmax(options, monkeypatch):
     monkeypatch.setattr(loss_room, "_CHUNK_TOKENS", 4)  # 21 tokens: a ragged last chunk
     states, head, targets = make_inputs()

@@ -9,6 +9,7 @@ import pytest
 from tpuctl.errors import RecipeError
 
 LARGE = ["model.preset=llama3-8b", "data.tokenizer=bytes"]
+EXPERTS = ["model.preset=qwen3-30b-a3b", "data.tokenizer=bytes"]
 
 
 @pytest.mark.parametrize(
@@ -16,6 +17,7 @@ LARGE = ["model.preset=llama3-8b", "data.tokenizer=bytes"]
     [
         ([], (1, 1, 4, 1)),
         (["mesh.tensor=2"], (1, 1, 2, 2)),
+        (["mesh.tensor=4"], (1, 1, 1, 4)),  # more devices than key heads
         (["mesh.data=2"], (1, 2, 2, 1)),
         (["mesh.data=4", "mesh.fsdp=1"], (1, 4, 1, 1)),
         (["mesh.fsdp=2"], (1, 2, 2, 1)),
@@ -25,6 +27,7 @@ LARGE = ["model.preset=llama3-8b", "data.tokenizer=bytes"]
         (["slice.slices=2"], (2, 1, 4, 1)),
         (["slice.slices=2", "mesh.slice=2"], (2, 1, 4, 1)),
         ([*LARGE, "slice.topology=4x4", "train.global_batch=16"], (1, 1, 16, 1)),
+        ([*EXPERTS, "slice.topology=16x16", "train.global_batch=256", "mesh.tensor=8"], (1, 1, 32, 8)),
         ([*LARGE, "slice.topology=16x16", "train.global_batch=256", "mesh.tensor=4"], (1, 1, 64, 4)),
     ],
 )
@@ -44,13 +47,24 @@ def test_plan_mesh_that_splits_by_tensor_unasked_says_why(make_plan) -> None:
 @pytest.mark.parametrize(
     ("overrides", "key", "message", "hint"),
     [
-        (["train.global_batch=7"], "train.global_batch", "7 sequences do not divide into 4 batch shards", "4 or 8"),
-        (["train.global_batch=1"], "train.global_batch", "1 sequences", "use 4"),
+        (
+            ["train.global_batch=7", "mesh.tensor=1"],
+            "train.global_batch",
+            "7 sequences do not divide into 4 batch shards",
+            "4 or 8",
+        ),
+        (["train.global_batch=1", "mesh.tensor=1"], "train.global_batch", "1 sequences", "use 4"),
         (["train.global_batch=12", "train.microbatches=2", "mesh.fsdp=4"], "train.global_batch", "2 microbatches", "8"),
         (["mesh.slice=2"], "mesh.slice", "number of slices, 1", "1"),
         (["mesh.fsdp=3"], "mesh.fsdp", "fsdp 3 does not make the 4 devices", "product"),
         (["mesh.fsdp=4", "mesh.tensor=2"], "mesh.fsdp", "fsdp 4 × tensor 2", "product"),
-        (["mesh.tensor=4"], "mesh.tensor", "num_kv_heads 2", "divisor of 2"),
+        (["mesh.tensor=4", "model.num_heads=6", "model.head_dim=64"], "mesh.tensor", "num_heads 6", "divisor of 6"),
+        (
+            ["mesh.tensor=4", "model.num_heads=12", "model.num_kv_heads=6", "model.head_dim=64"],
+            "mesh.tensor",
+            "neither divides num_kv_heads 6 nor is a multiple",
+            "divisor or a multiple of 6",
+        ),
         (["mesh.tensor=2", "train.sequence_length=129"], "mesh.tensor", "sequence_length 129", ""),
         (["mesh.tensor=2", "model.mlp_size=333"], "mesh.tensor", "mlp_size 333", ""),
         (["model.hidden_size=130", "mesh.tensor=1"], "mesh.fsdp", "hidden_size 130", "tensor"),

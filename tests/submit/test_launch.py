@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.gcs_process import GcsService
 from tests.fakes.jobs_server import JobsServer
 from tests.fakes.plans import a_plan
 from tpuctl.connection import AuthError, Connection, ResponseError, UnreachableError
@@ -19,6 +20,7 @@ from tpuctl.errors import RunInUseError
 from tpuctl.plan.schema import Plan
 from tpuctl.runs.lease import acquire, current_holder
 from tpuctl.runs.record import Attempt, begin_attempt
+from tpuctl.storage import BucketMissingError
 from tpuctl.submit.follow import Clock
 from tpuctl.submit.jobs import NotReadyError
 from tpuctl.submit.launch import ENTRYPOINT, Launch, LaunchOptions, launch
@@ -203,3 +205,28 @@ def test_launch_without_a_token_or_a_cluster_is_said_at_once(plan: Plan) -> None
         launch(jobs_of(guarded), plan)
     with pytest.raises(UnreachableError):
         launch(jobs_of(guarded), plan)
+
+
+def test_launch_into_a_bucket_that_is_not_there_sends_nothing(server: JobsServer, gcs: GcsService) -> None:
+    with pytest.raises(BucketMissingError, match="there is no bucket 'no-such'"):
+        launch(jobs_of(server), a_plan(directory="gs://no-such/run"))
+    assert server.jobs == {}
+
+
+def test_launch_into_a_bucket_this_machine_may_not_read_leaves_the_look_to_the_job(
+    server: JobsServer, gcs: GcsService
+) -> None:
+    gcs.fail(op="read", status=403, message="denied: storage.objects.get", times=None)
+    said: list[str] = []
+    launched = launch(jobs_of(server), a_plan(directory="gs://tpu-test/run"), options=LaunchOptions(notice=said.append))
+    assert launched.submission_id == "run-1"
+    assert "the right storage.objects.get is missing" in said[0]
+    assert "the job will look there with the cluster's own rights" in said[0]
+
+
+def test_launch_after_a_run_in_a_bucket_ended_makes_the_next_attempt(server: JobsServer, gcs: GcsService) -> None:
+    plan = a_plan(directory="gs://tpu-test/run")
+    begin_attempt(
+        plan, Attempt(number=4, submission_id="run-4", cluster="", tpuctl_version="1", started=1.0, ended=2.0)
+    )
+    assert launch(jobs_of(server), plan).submission_id == "run-5"

@@ -1,8 +1,9 @@
-"""Compiles the engine's step for TPU with libtpu and no TPU: one line of JSON on stdout."""
+"""Compiles the engine's step for TPU with libtpu and no TPU, for the case named: one line of JSON on stdout."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from typing import Any
 
@@ -43,7 +44,7 @@ def compiled(spec: ModelSpec, *, tensor: int) -> dict[str, Any]:
     mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=1, tensor=tensor), devices=topology.devices[:tensor])
     options = EngineOptions(max_length=4096, num_pages=2048, page_size=64, max_running=64, max_step_tokens=512)
     program = StepProgram(spec, mesh=mesh, engine=options, options=RunnerOptions(dtype=jnp.bfloat16))
-    batch = SlotTable(program.sizes, eos_ids=()).batch([], bucket=Bucket(tokens=512, rows=64))
+    batch = SlotTable(program.sizes, eos_ids=()).batch([], bucket=Bucket(tokens=512, rows=64, prompts=True))
     whole = NamedSharding(mesh, PartitionSpec())
     inputs = {
         "tokens": batch.tokens,
@@ -84,4 +85,5 @@ def _abstract_params(spec: ModelSpec, mesh: jax.sharding.Mesh) -> Any:
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: compiled(spec, tensor=tensor) for name, (spec, tensor) in CASES.items()}))
+    spec, tensor = CASES[sys.argv[1]]
+    print(json.dumps(compiled(spec, tensor=tensor)))

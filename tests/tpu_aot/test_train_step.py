@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fakes.tiny_training import make_plan, make_slice
-from tpuctl.modelspec import ModelSpec
+from tpuctl.modelspec import ExpertSpec, ModelSpec
 from tpuctl.plan.compile import Compiled, CompileError, compile_plan
 from tpuctl.plan.schema import Plan
 
@@ -37,11 +37,13 @@ TOKENS = 1024
 """Tokens of one device and step."""
 
 
-def plan_for(generation: str, topology: str, mesh: dict[str, int], *, hosts: int, **train: object) -> Plan:
+def plan_for(
+    generation: str, topology: str, mesh: dict[str, int], *, hosts: int, model: ModelSpec = SPEC, **train: object
+) -> Plan:
     devices = mesh.get("slice", 1) * mesh.get("data", 1) * mesh.get("fsdp", 1) * mesh.get("tensor", 1)
     shards = devices // mesh.get("tensor", 1)
     plan = make_plan(
-        model=SPEC,
+        model=model,
         mesh=mesh,
         global_batch=TOKENS * shards // LENGTH,
         sequence_length=LENGTH,
@@ -127,6 +129,48 @@ def test_train_step_for_v5p_2x2x2_with_tensor_parallel_layers():
     assert compiled.matmul_flops == pytest.approx(hand_counted_flops() / 2, rel=0.01)
     # Attention's result is kept: its forward kernel does not run again.
     assert compiled.kernels["splash_mha_fwd_segmented_residuals"] == SPEC.num_layers
+
+
+def test_train_step_of_local_and_global_layers_has_one_kernel_for_both():
+    model = replace(
+        SPEC,
+        num_layers=4,
+        num_kv_heads=1,
+        qk_norm=True,
+        norm_plus_one=True,
+        sandwich_norms=True,
+        attention_softcap=50.0,
+        logits_softcap=30.0,
+        sliding_window=256,
+        local_layers=(0, 1, 3),
+        local_rope_theta=1e4,
+    )
+    compiled = compile_plan(plan_for("v6e", "2x2", {"fsdp": 2, "tensor": 2}, hosts=1, model=model, remat="attention"))
+    show("v6e 2x2, fsdp 2 × tensor 2, local and global layers", compiled)
+    # Once each: what both kinds keep for the backward pass is the same, so attention's result need not be made again.
+    assert compiled.kernels["splash_mha_fwd_segmented_residuals"] == model.num_layers
+    backward = [count for name, count in compiled.kernels.items() if name != "splash_mha_fwd_segmented_residuals"]
+    assert backward == [model.num_layers] * 2
+
+
+def test_train_step_of_experts_does_the_work_of_the_chosen_ones():
+    experts = ExpertSpec(num_experts=8, experts_per_token=2, mlp_size=512)
+    model = replace(SPEC, experts=experts)
+    compiled = compile_plan(plan_for("v6e", "2x2", {"fsdp": 4}, hosts=1, model=model))
+    show("v6e 2x2, fsdp 4, 2 of 8 experts", compiled)
+    # Six products of groups in forward and again in the backward pass, three for the gradients of what comes in.
+    assert compiled.kernels["gmm"] == model.num_layers * 9
+    assert compiled.kernels["tgmm"] == model.num_layers * 3
+    # All other products are those of attention, head and router: no expert is multiplied with what is not routed to it.
+    attention = sum(size for name, size in layer_matrices().items() if name in ("query", "key", "value", "out"))
+    router = SPEC.hidden_size * experts.num_experts
+    others = TOKENS * (SPEC.num_layers * 8 * (attention + router) + 6 * SPEC.hidden_size * SPEC.vocab_size)
+    assert compiled.matmul_flops == pytest.approx(others, rel=0.02)
+    matrix = SPEC.hidden_size * experts.mlp_size
+    # Gathered and reduce-scattered like any weight: no gradient of all experts is summed whole.
+    assert compiled.collectives["all-reduce"].largest_bytes < 2 * experts.num_experts * matrix / 16
+    scattered = 3 * model.num_layers * experts.num_experts * matrix
+    assert compiled.collectives["reduce-scatter"].nbytes >= 2 * scattered
 
 
 @pytest.mark.slow

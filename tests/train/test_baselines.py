@@ -18,6 +18,7 @@ from tpuctl.train.baselines import (
     trigram_bits_per_byte,
     xz_9,
 )
+from tpuctl.train.data.columns import Columns
 from tpuctl.train.data.corpus import open_corpus
 
 VOCABULARY = 7
@@ -81,8 +82,10 @@ def test_compressed_bits_per_byte_given_the_same_text_is_small() -> None:
 
 
 def test_baselines_name_what_each_had_seen(tmp_path: Path) -> None:
-    train = open_corpus(str(write(tmp_path / "train.parquet", ["some text to learn from"] * 50)), text_column="text")
-    held_out = open_corpus(str(write(tmp_path / "held-out.parquet", ["some text"])), text_column="text")
+    train = open_corpus(
+        str(write(tmp_path / "train.parquet", ["some text to learn from"] * 50)), columns=Columns.text("text")
+    )
+    held_out = open_corpus(str(write(tmp_path / "held-out.parquet", ["some text"])), columns=Columns.text("text"))
     rows = baselines(train, held_out, tokenizer=ByteTokenizer())
     assert [row.name for row in rows] == ["gzip -9", "xz -9", "trigram of bytes", "trigram of the run's tokens"]
     assert rows[0].given == rows[1].given == "nothing"

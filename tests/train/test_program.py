@@ -14,7 +14,7 @@ import pytest
 from tests.fakes.tiny_training import SPEC
 from tests.fakes.toy_task import Run, toy_plan
 from tpuctl.mesh import create_mesh
-from tpuctl.plan.schema import MeshPlan, TrainJob
+from tpuctl.plan.schema import MeshPlan, TrainingPlan
 from tpuctl.train import loop
 from tpuctl.train.program import Program, program_for
 
@@ -35,11 +35,11 @@ def devices_of(mesh: MeshPlan) -> list[jax.Device]:
     return jax.devices()[: mesh.batch_shards * mesh.tensor]
 
 
-def model_plan(directory: Path, *, mesh: MeshPlan = SPLIT, **changes: object) -> TrainJob:
+def model_plan(directory: Path, *, mesh: MeshPlan = SPLIT, **changes: object) -> TrainingPlan:
     return replace(toy_plan(directory, **changes), mesh=mesh, model=SPEC)
 
 
-def run_of(plan: TrainJob) -> Run:
+def run_of(plan: TrainingPlan) -> Run:
     run = Run(plan, program=program_on(plan.mesh))
     loop.run(run.task)
     return run

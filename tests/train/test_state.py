@@ -62,6 +62,6 @@ def test_step_key_is_a_function_of_seed_and_step(sharded):
 
 
 def test_abstract_state_of_a_model_that_does_not_divide_is_refused():
-    plan = make_plan(mesh={"tensor": 4}, model=replace(SPEC, num_kv_heads=2))
-    with pytest.raises(MeshError, match="kv_heads of size 2 does not divide into 4 parts over tensor"):
+    plan = make_plan(mesh={"tensor": 4}, model=replace(SPEC, num_heads=12, num_kv_heads=6))
+    with pytest.raises(MeshError, match="kv_heads of size 6 does not divide into 4 parts over tensor"):
         abstract_state(plan, create_mesh(plan.mesh, devices=jax.devices()[:4]))

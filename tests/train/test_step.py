@@ -11,9 +11,10 @@ import pytest
 
 from tests.fakes.tiny_training import OPTIM, SPEC, make_batch, make_plan
 from tpuctl.mesh import MeshError, create_mesh
+from tpuctl.modelspec import ExpertSpec
 from tpuctl.nn.decoder import TokenRows
 from tpuctl.nn.params import bind
-from tpuctl.plan.schema import TrainJob, plan_dumps, plan_loads
+from tpuctl.plan.schema import TrainingPlan, plan_dumps, plan_loads
 from tpuctl.train.batch import HostBatch
 from tpuctl.train.state import TrainState, abstract_state, init_state, state_shardings
 from tpuctl.train.step import abstract_batch, make_eval_step, make_global_batch, make_train_step
@@ -27,7 +28,7 @@ MESHES = [
 ]
 
 
-def mesh_of(plan: TrainJob):
+def mesh_of(plan: TrainingPlan):
     count = math.prod((plan.mesh.slice, plan.mesh.data, plan.mesh.fsdp, plan.mesh.tensor))
     return create_mesh(plan.mesh, devices=jax.devices()[:count])
 
@@ -37,7 +38,7 @@ def start():
     """``start(plan)``: a new state, made once per model on one device and laid out for the plan's mesh."""
     made: dict[object, TrainState] = {}
 
-    def lay_out(plan: TrainJob) -> TrainState:
+    def lay_out(plan: TrainingPlan) -> TrainState:
         if plan.model not in made:
             alone = make_plan(model=plan.model)
             made[plan.model] = jax.device_get(init_state(alone, mesh_of(alone)))
@@ -53,7 +54,7 @@ def compiled_step(plan: str):
     return make_train_step(plan_loads(plan), mesh_of(plan_loads(plan)))
 
 
-def run_steps(plan: TrainJob, state: TrainState, batches: list[HostBatch], *, stop_vote: bool = False):
+def run_steps(plan: TrainingPlan, state: TrainState, batches: list[HostBatch], *, stop_vote: bool = False):
     """Final state and each step's metrics, as NumPy."""
     mesh = mesh_of(plan)
     step = compiled_step(plan_dumps(plan))
@@ -110,9 +111,50 @@ def test_train_step_on_a_mesh_equals_one_device(mesh, one_device, start):
     assert_trees_close(first_moments(state), first_moments(expected_state), rtol=2e-3, atol=2e-6)
 
 
-def test_train_step_with_tied_embedding_on_a_mesh_equals_one_device(start):
-    model = replace(SPEC, tied_embedding=True)
-    alone, split = make_plan(model=model), make_plan(model=model, mesh={"data": 2, "fsdp": 2, "tensor": 2})
+FAMILIES = {
+    "tied": ({"tied_embedding": True}, {"data": 2, "fsdp": 2, "tensor": 2}),
+    # Two key heads for four devices, which share them by twos.
+    "gemma": (
+        {
+            "tied_embedding": True,
+            "embedding_scale": 32**0.5,
+            "norm_plus_one": True,
+            "sandwich_norms": True,
+            "qk_norm": True,
+            "attention_softcap": 2.0,
+            "logits_softcap": 3.0,
+            "sliding_window": 5,
+            "local_layers": (0, 2),
+            "local_rope_theta": 100.0,
+        },
+        {"fsdp": 2, "tensor": 4},
+    ),
+    "gpt2": (
+        {
+            "num_kv_heads": 1,
+            "positions": "learned",
+            "max_positions": 40,
+            "norm": "layer",
+            "qkv_bias": True,
+            "attention_out_bias": True,
+            "mlp_bias": True,
+            "mlp_gated": False,
+            "activation": "gelu_tanh",
+        },
+        {"data": 2, "tensor": 4},
+    ),
+    "experts": (
+        {"experts": ExpertSpec(num_experts=4, experts_per_token=2, mlp_size=16, dense_layers=(1,))},
+        {"data": 2, "fsdp": 2, "tensor": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_train_step_of_a_family_on_a_mesh_equals_one_device(family, start):
+    fields, mesh = FAMILIES[family]
+    model = replace(SPEC, **fields)
+    alone, split = make_plan(model=model), make_plan(model=model, mesh=mesh)
     state, (got,) = run_steps(split, start(split), [make_batch()])
     expected, (want,) = run_steps(alone, start(alone), [make_batch()])
     np.testing.assert_allclose(got["loss"], want["loss"], rtol=2e-5)

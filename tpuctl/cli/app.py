@@ -11,14 +11,16 @@ from typing import NoReturn
 
 import typer
 
-from tpuctl.cli import cluster, console
+from tpuctl.cli import cluster, console, tokenizer
 from tpuctl.cli.bench import bench
 from tpuctl.cli.chat import chat
 from tpuctl.cli.check import check
+from tpuctl.cli.export import export
 from tpuctl.cli.infer import infer
 from tpuctl.cli.init import init
 from tpuctl.cli.jobs import jobs
 from tpuctl.cli.logs import logs
+from tpuctl.cli.models import models
 from tpuctl.cli.options import Output, OutputOption
 from tpuctl.cli.plan import plan
 from tpuctl.cli.run import run as run_recipe
@@ -54,12 +56,14 @@ def version(output: OutputOption = Output.text) -> None:
         console.out(__version__)
 
 
-for _verb in (train, infer, run_recipe, plan, check, init, schema, slices, logs, stop, chat):
+for _verb in (train, infer, run_recipe, plan, check, init, schema, slices, logs, stop, export, chat):
     app.command()(_verb)
 app.add_typer(serve, name="serve")
 app.add_typer(bench, name="bench")
 app.add_typer(jobs, name="jobs")
+app.add_typer(models, name="models")
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(tokenizer.app, name="tokenizer")
 
 
 def main() -> NoReturn:

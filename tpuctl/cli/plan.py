@@ -47,7 +47,8 @@ def resolve_here(recipe: Recipe) -> Plan:
     from tpuctl.plan.source import read_source
 
     cwd = current_directory()
-    return resolve(recipe, environ=os.environ, cwd=cwd, source=read_source(recipe, environ=os.environ, cwd=cwd))
+    source = read_source(recipe, environ=os.environ, cwd=cwd)
+    return resolve(recipe, environ=os.environ, cwd=cwd, source=source)
 
 
 def current_directory() -> Path:
@@ -96,12 +97,17 @@ def _inference(plan: InferencePlan) -> list[tuple[str, str]]:
     limit = f", the first {data.limit:,} rows" if data.limit else ""
     inputs = ", ".join(task.inputs) or "all columns that can be arrays"
     batches = f"batches of {task.batch_rows} rows, ragged end {task.ragged}"
+    what = f"{task.function} on {inputs}" if task.function else f"of {task.text_column} by {_source(plan)}"
     bad = "fail the job" if output.bad_rows == "fail" else f"go to quarantine, at most {output.max_quarantine}"
     return [
         ("data", f"{data.uri} ({columns}{limit})"),
-        ("task", f"{task.kind} {task.function} on {inputs}; {batches}"),
+        ("task", f"{task.kind} {what}; {batches}"),
         ("output", f"{output.uri}, mode {output.mode}; at most {output.rows_per_part:,} rows a part; bad rows {bad}"),
     ]
+
+
+def _source(plan: InferencePlan) -> str:
+    return plan.model.uri if plan.model else "no model"
 
 
 def _training(plan: TrainingPlan) -> list[tuple[str, str]]:
@@ -111,6 +117,7 @@ def _training(plan: TrainingPlan) -> list[tuple[str, str]]:
             f"slice {plan.mesh.slice} · data {plan.mesh.data} · fsdp {plan.mesh.fsdp} · tensor {plan.mesh.tensor}",
         ),
         ("model", _model(plan)),
+        ("weights", _weights(plan)),
         ("data", _data(plan)),
         ("train", _train(plan)),
         ("optim", _optim(plan)),
@@ -133,6 +140,12 @@ def _model(plan: TrainingPlan) -> str:
     heads = f"{model.num_heads}/{model.num_kv_heads} heads × {model.head_dim}"
     sizes = f"hidden {model.hidden_size}, {model.num_layers} layers, {heads}, mlp {model.mlp_size}"
     return f"{model.name}: {plan.budget.parameters:,} parameters; {sizes}, vocabulary {model.vocab_size}"
+
+
+def _weights(plan: TrainingPlan) -> str:
+    if plan.weights is None:
+        return f"drawn from seed {plan.train.seed}"
+    return f"{plan.weights.uri} ({plan.weights.family}); a resumed run has its checkpoint's"
 
 
 def _data(plan: TrainingPlan) -> str:

@@ -165,7 +165,8 @@ def _by_blocks(q: Float[Array, "kv g t d"], pages: Array, attention: PagedAttent
 
     out = jnp.zeros(padded.shape, jnp.float32)
     out = lax.fori_loop(0, layout.counts[0], decoding, out)
-    out = lax.fori_loop(0, layout.counts[2], prompt, out)
+    if layout.blocks.shape[0]:
+        out = lax.fori_loop(0, layout.counts[2], prompt, out)
     return _tokens_first(out[:, :, : q.shape[2]])
 
 

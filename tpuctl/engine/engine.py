@@ -7,13 +7,14 @@ engines that are given the same calls in the same order do the same: hosts of a 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from jax.sharding import Mesh
 
 from tpuctl.engine.batch import BatchSizes, CompiledShape, SlotTable, StepResult, StepRunner
+from tpuctl.engine.explaining import PromptLogprobs, token_logprobs
 from tpuctl.engine.options import EngineOptions, buckets, smallest
 from tpuctl.engine.pages import PagePool
 from tpuctl.engine.request import FinishReason, Output, Request, RequestError, TokenLogprobs
@@ -21,8 +22,6 @@ from tpuctl.engine.runner import Runner, RunnerOptions
 from tpuctl.engine.scheduler import Scheduler, SchedulerOptions, Sequence, Work
 from tpuctl.modelspec import ModelSpec
 from tpuctl.nn.params import ParamTree
-
-_EXPLAINED_AT_A_TIME = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +87,7 @@ class Engine:
         self._slots = SlotTable(sizes, eos_ids=options.eos_ids)
         self._samples: dict[str, list[Sequence]] = {}
         self._held: dict[Sequence, list[Sequence]] = {}  # samples that wait for the first to have computed the prompt
-        self._prompt_logprobs: dict[Sequence, list[TokenLogprobs]] = {}
+        self._prompts = PromptLogprobs(runner)
         self._in_flight: _InFlight | None = None
         self._arrivals = 0
         self._counts = dict.fromkeys(("prompt_tokens", "cached_tokens", "output_tokens", "steps", "finished"), 0)
@@ -124,8 +123,7 @@ class Engine:
             sequences = [first]
         for sequence in sequences:
             self._scheduler.add(sequence)
-            if sampling.prompt_logprobs is not None:
-                self._prompt_logprobs[sequence] = []
+            self._prompts.begin(sequence)
 
     def abort(self, request_id: str) -> bool:
         """End a request: what it holds is free at once, and no more output comes of it.
@@ -170,6 +168,8 @@ class Engine:
         options, sampling = self.options, request.sampling
         if request.request_id in self._samples:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
+        if request.adapter is not None:
+            raise RequestError(f"no adapter {request.adapter!r} is loaded", param="adapter")
         for param, ids in (
             ("prompt", request.prompt),
             ("stop_ids", sampling.stop_ids),
@@ -192,7 +192,8 @@ class Engine:
         work = self._scheduler.schedule()
         if not work:
             return None
-        bucket = smallest(self._shapes, tokens=sum(item.count for item in work), rows=len(work))
+        tokens = sum(item.num_tokens for item in work)
+        bucket = smallest(self._shapes, tokens=tokens, rows=len(work), prompts=tokens > len(work))
         batch = self._slots.batch(work, bucket=bucket)
         self._counts["steps"] += 1
         if self._held:
@@ -207,8 +208,7 @@ class Engine:
 
     def _collect(self, done: _InFlight) -> list[Output]:
         result = self._runner.fetch(done.launched, explained=done.explained)
-        if self._prompt_logprobs:
-            self._explain_prompts(done)
+        self._prompts.explain(done.work, done.launched)
         outputs = [
             self._taken(item.sequence, row, token, result)
             for row, (item, token) in enumerate(zip(done.work, result.tokens.tolist(), strict=False))
@@ -221,15 +221,13 @@ class Engine:
         """One row's token, taken on: appended, and the sequence ended where it ends it."""
         sequence.num_pending -= 1
         sequence.tokens.append(token)
-        if sequence.grammar is not None:
-            sequence.grammar.accept(token)
         reason = self._finish_reason(sequence, token)
         top = sequence.request.sampling.logprobs
         output = Output(
             request_id=sequence.request.request_id,
             index=sequence.index,
             token_ids=(token,),
-            logprobs=() if top is None else (_logprobs(result, row, token, top),),
+            logprobs=() if top is None else (token_logprobs(result, row, token, top),),
             prompt_logprobs=self._began(sequence) if len(sequence.tokens) == sequence.num_prompt + 1 else (),
             finish_reason=reason,
             stop_id=token if reason == "stop" else None,
@@ -242,14 +240,20 @@ class Engine:
     def _began(self, sequence: Sequence) -> tuple[TokenLogprobs, ...]:
         self._counts["prompt_tokens"] += sequence.num_prompt
         self._counts["cached_tokens"] += sequence.num_cached
-        return tuple(self._prompt_logprobs.pop(sequence, ()))
+        return self._prompts.take(sequence)
 
     def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
         sampling = sequence.request.sampling
-        ends = token in sampling.stop_ids or (token in self.options.eos_ids and not sampling.ignore_eos)
-        if ends:
+        if token in sampling.stop_ids or (token in self.options.eos_ids and not sampling.ignore_eos):
             return "stop"
-        return "length" if len(sequence.tokens) >= sequence.end else None
+        if len(sequence.tokens) >= sequence.end:
+            return "length"
+        if sequence.grammar is not None:
+            try:
+                sequence.grammar.accept(token)
+            except RequestError:
+                return "abort"
+        return None
 
     def _finish(self, sequence: Sequence) -> None:
         name = sequence.request.request_id
@@ -264,24 +268,8 @@ class Engine:
         else:
             self._scheduler.remove(sequence)
         self._held.pop(sequence, None)
-        self._prompt_logprobs.pop(sequence, None)
+        self._prompts.take(sequence)
         self._counts["finished"] += 1
-
-    def _explain_prompts(self, done: _InFlight) -> None:
-        """Log probabilities of the prompt tokens that this step's tokens predict."""
-        at = 0
-        for item in done.work:
-            told, top = self._prompt_logprobs.get(item.sequence), item.sequence.request.sampling.prompt_logprobs
-            if told is not None and top is not None:
-                # Computed again after a preemption, a token is explained already.
-                first, past = max(item.start, len(told)), min(item.start + item.count, item.sequence.num_prompt - 1)
-                for start in range(first, past, _EXPLAINED_AT_A_TIME):
-                    count = min(_EXPLAINED_AT_A_TIME, past - start)
-                    targets = np.asarray(item.sequence.tokens[start + 1 : start + 1 + count], np.int32)
-                    places = at + start - item.start + np.arange(count, dtype=np.int32)
-                    result = self._runner.explain(done.launched, places=places, targets=targets)
-                    told.extend(_logprobs(result, i, int(targets[i]), top) for i in range(count))
-            at += item.count
 
 
 def create_engine(
@@ -301,17 +289,6 @@ def create_engine(
     """
     runner = Runner(spec, params, mesh=mesh, engine=options, options=run or RunnerOptions())
     return Engine(runner, sizes=runner.program.sizes, options=options)
-
-
-def _logprobs(result: StepResult, row: int, token: int, top: int) -> TokenLogprobs:
-    assert result.logprob is not None
-    assert result.rank is not None
-    assert result.top_ids is not None
-    assert result.top_logprobs is not None
-    likeliest = zip(result.top_ids[row, :top].tolist(), result.top_logprobs[row, :top].tolist(), strict=True)
-    return TokenLogprobs(
-        token=token, logprob=float(result.logprob[row]), rank=int(result.rank[row]), top=tuple(likeliest)
-    )
 
 
 def _seed_words(seed: int | None, index: int, unseeded: tuple[int, int]) -> tuple[int, int]:

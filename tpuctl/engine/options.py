@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tpuctl.engine.batch import Bucket
 
 _FEW_ROWS = 8
+_FEW_TOKENS = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,20 +58,29 @@ class EngineOptions:
 
 
 def buckets(options: EngineOptions) -> list[Bucket]:
-    """All shapes a step may have, the cheapest first: powers of two in tokens, and in each few rows or many.
+    """All shapes a step may have, the cheapest first.
 
-    Steps that only decode have a row for each token. In a step with prompts the head's product over rows that are
-    padding would cost as much as a layer, so there is a shape for few sequences, too.
+    Steps that only decode have a row for each token: powers of two. Steps with prompts: powers of four in tokens, and
+    in each few rows or all, since the head's product over rows that are padding would cost as much as a layer.
     """
-    lengths = [options.min_step_tokens]
-    while lengths[-1] < options.max_step_tokens:
-        lengths.append(min(2 * lengths[-1], options.max_step_tokens))
+    decoding = _powers(2, first=options.min_step_tokens, last=options.max_running)
+    mixed = _powers(4, first=max(_FEW_TOKENS, options.min_step_tokens), last=options.max_step_tokens)
     few = max(_FEW_ROWS, options.min_step_tokens)
-    most = min(length for length in lengths if length >= options.max_running)
-    shapes = {Bucket(tokens=n, rows=rows) for n in lengths for rows in (few, n, most) if rows <= min(n, most)}
-    return sorted(shapes, key=lambda shape: (shape.tokens, shape.rows))
+    shapes = {Bucket(tokens=n, rows=n, prompts=False) for n in decoding}
+    shapes |= {Bucket(tokens=n, rows=min(rows, n), prompts=True) for n in mixed for rows in (few, decoding[-1])}
+    return sorted(shapes, key=lambda shape: (shape.tokens, shape.rows, shape.prompts))
 
 
-def smallest(shapes: list[Bucket], *, tokens: int, rows: int) -> Bucket:
+def smallest(shapes: list[Bucket], *, tokens: int, rows: int, prompts: bool) -> Bucket:
     """The cheapest of sorted shapes that holds this many."""
-    return next(shape for shape in shapes if shape.tokens >= tokens and shape.rows >= rows)
+    return next(
+        shape for shape in shapes if shape.tokens >= tokens and shape.rows >= rows and (shape.prompts or not prompts)
+    )
+
+
+def _powers(base: int, *, first: int, last: int) -> list[int]:
+    """Multiples of ``first`` up to the first that is at least ``last``."""
+    numbers = [first]
+    while numbers[-1] < last:
+        numbers.append(numbers[-1] * base)
+    return numbers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,7 +14,7 @@ from jax.sharding import Mesh
 
 from tpuctl.mesh import named_sharding
 from tpuctl.modelspec import ModelSpec
-from tpuctl.nn.params import ParamTree, logical_axes
+from tpuctl.nn.params import ParamTree, init_params, logical_axes
 
 _BACK = ("out", "down")  # used transposed as they are: see ``nn.layers.project_back``
 
@@ -25,7 +27,8 @@ def place(spec: ModelSpec, params: ParamTree, *, mesh: Mesh, dtype: Any) -> Para
     """
 
     def placed(leaf: Any, names: tuple[str, ...]) -> Array:
-        return jax.device_put(jnp.asarray(leaf, dtype), named_sharding(mesh, names, shape=leaf.shape))
+        array: Array = jax.device_put(jnp.asarray(leaf, dtype), named_sharding(mesh, names, shape=leaf.shape))
+        return array
 
     axes = logical_axes(spec, tensor=mesh.shape["tensor"])
     tree: ParamTree = jax.tree.map(lambda names, leaf: placed(leaf, names), axes, params, is_leaf=_is_axes)
@@ -61,13 +64,24 @@ def stacked(separate: ParamTree, *, like: ParamTree) -> ParamTree:
     return separate | head | {"layers": layers}
 
 
-class _Flat(tuple[Array]):
-    """Marks a matrix stored as ``[columns, d]``."""
+@functools.cache
+def param_shapes(spec: ModelSpec) -> ParamTree:
+    """Of a model's parameters, without making them."""
+    tree: ParamTree = jax.eval_shape(lambda: init_params(spec, jax.random.key(0)))
+    return tree
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Flat:
+    """A weight stored as ``[columns, d]``."""
+
+    matrix: Array
 
 
 def _flat(weight: Array) -> _Flat:
     matrix = weight.reshape(weight.shape[0], -1).T
-    return _Flat((jax.device_put(np.ascontiguousarray(matrix), weight.sharding),))
+    return _Flat(matrix=jax.device_put(np.ascontiguousarray(matrix), weight.sharding))
 
 
 def _is_axes(node: Any) -> bool:
@@ -75,7 +89,4 @@ def _is_axes(node: Any) -> bool:
 
 
 def _shaped(part: Any, shape: tuple[int, ...]) -> Array:
-    return part[0].T.reshape(shape) if isinstance(part, _Flat) else part
-
-
-jax.tree_util.register_pytree_node(_Flat, lambda flat: (tuple(flat), None), lambda _, parts: _Flat(parts))
+    return part.matrix.T.reshape(shape) if isinstance(part, _Flat) else part

@@ -41,7 +41,11 @@ class Grammar(Protocol):
         ...
 
     def accept(self, token: int) -> None:
-        """Go on past a token that was sampled under the mask."""
+        """Go on past a token that was sampled under the mask.
+
+        Raises:
+            RequestError: There is no way on; the sample then ends with ``abort``.
+        """
         ...
 
     def fork(self) -> Grammar:
@@ -102,8 +106,8 @@ class SamplingParams:
         """
         for param, bounds in _NUMBERS.items():
             bounds.check(param, getattr(self, param))
-        for param, bounds in _COUNTS.items():
-            bounds.check(param, getattr(self, param))
+        for param, range_ in _COUNTS.items():
+            range_.check(param, getattr(self, param))
         if not isinstance(self.ignore_eos, bool):
             raise RequestError(f"ignore_eos must be true or false, got {self.ignore_eos!r}", param="ignore_eos")
         if self.min_tokens > self.max_tokens:
@@ -174,7 +178,7 @@ class Output:
         prompt_logprobs: Once, with the first tokens: one per prompt token but the first, for which there is no
             prediction; empty if not asked for.
         finish_reason: Set in a sample's last output: ``stop`` (a stop id or the end of text), ``length``
-            (``max_tokens`` or the context is full), ``abort``.
+            (``max_tokens`` or the context is full), ``abort`` (its grammar could not go on).
         stop_id: The token that stopped it.
         cached_tokens: Prompt tokens whose keys and values were found in the prefix cache.
     """

@@ -1,8 +1,7 @@
-"""The jitted step: a ragged batch of tokens through the decoder, over the KV pages, to one drawn token per row.
+"""The jitted step and what it lives on: weights, KV pages and the tokens last drawn, which stay on the devices.
 
-The only file of the room that jits. Weights, pages and the tokens last drawn stay on the devices; a step takes small
-arrays and gives back tokens, which the next step can use before the host has seen them. On a mesh the step runs in
-``jax.shard_map`` with the heads and the vocabulary split over ``tensor``; drawing is split over rows.
+The only file of the room that jits. A step takes small arrays and gives back tokens, which the next step can use
+before the host has seen them. Pages are donated: each step writes to the ones it was given.
 """
 
 from __future__ import annotations
@@ -16,14 +15,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Float, Float32, Int32
 
-from tpuctl.engine import sampling
 from tpuctl.engine.attention import (
     QUERY_BLOCK,
-    PagedAttention,
     PagedKernel,
     PagedLayout,
     PageShape,
@@ -31,18 +27,15 @@ from tpuctl.engine.attention import (
     kernel_for,
     pages_shape,
 )
-from tpuctl.engine.batch import EXCLUDED, MAX_BIAS, BatchSizes, CompiledShape, SlotTable, StepBatch, StepResult
+from tpuctl.engine.batch import EXPLAINED_ROWS, MAX_BIAS, BatchSizes, CompiledShape, SlotTable, StepBatch, StepResult
 from tpuctl.engine.options import EngineOptions, buckets
-from tpuctl.engine.placement import place, stacked, unstacked
+from tpuctl.engine.placement import place, unstacked
 from tpuctl.engine.sampling import Explained, SamplingRows
+from tpuctl.engine.step import Made, Step
 from tpuctl.mesh import RULES, mesh_axis
 from tpuctl.modelspec import ModelSpec
-from tpuctl.nn.decoder import Decoder, ForwardOptions
-from tpuctl.nn.params import ParamTree, bind, init_params, logical_axes
+from tpuctl.nn.params import ParamTree, logical_axes
 from tpuctl.nn.partition import Partition
-
-EXPLAINED_ROWS = 64
-"""Prompt tokens whose log probabilities are made at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,18 +49,6 @@ class RunnerOptions:
 
     dtype: Any = jnp.bfloat16
     kernel: PagedKernel | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Made:
-    """What a step leaves on the devices for the host to fetch."""
-
-    tokens: Int32[Array, " r"]
-    explained: Explained
-    hidden: Float[Array, "t d"]
-
-
-jax.tree_util.register_dataclass(Made)
 
 
 class Runner:
@@ -118,6 +99,7 @@ class Runner:
             "slots": batch.slots,
             "sampling": SamplingRows(**(self._nothing[batch.bucket.rows] | batch.sampling)),
         }
+        made: Made
         self._state, made = self.program.step(self._params, self._state, inputs)
         made.tokens.copy_to_host_async()
         return made
@@ -161,8 +143,16 @@ class StepProgram:
         )
         whole, params = PartitionSpec(), self.param_specs()
         state = self.state_specs()
-        self.step = jax.jit(self._mapped(self._step, (params, state, whole), (state, whole)), donate_argnums=1)
-        self.explain = jax.jit(self._mapped(self._explain, (params, whole, whole, whole), whole))
+        step = Step(
+            spec=spec,
+            partition=self.partition,
+            pages=self.page_shape,
+            kernel=self.kernel,
+            real_vocab=engine.real_vocab,
+            separate=self.separate,
+        )
+        self.step = jax.jit(self._mapped(step.run, (params, state, whole), (state, whole)), donate_argnums=1)
+        self.explain = jax.jit(self._mapped(step.explain, (params, whole, whole, whole), whole))
         self.set_counts = jax.jit(_set_counts, donate_argnums=0)
 
     def param_specs(self) -> Any:
@@ -220,107 +210,9 @@ class StepProgram:
             return function
         return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
-    def _step(
-        self, params: ParamTree, state: dict[str, Array], inputs: dict[str, Any]
-    ) -> tuple[dict[str, Array], Made]:
-        decoder, rows = self._decoder(params), inputs["sampling"]
-        tokens = jnp.where(inputs["tokens"] < 0, state["last"][inputs["token_slots"]], inputs["tokens"])
-        attention = PagedAttention(
-            layout=inputs["layout"],
-            shape=self.page_shape,
-            kernel=self.kernel,
-            window=self.spec.sliding_window if self.spec.local_layers else None,
-            all_local=len(self.spec.local_layers) == self.spec.num_layers,
-        )
-        hidden, pages = decoder.run(
-            tokens[None],
-            inputs["positions"][None],
-            attend=attention,
-            state=state["pages"],
-            options=ForwardOptions(partition=self.partition, unroll=self.separate),
-        )
-        raw = self._logits(decoder, hidden[0][inputs["last"]])
-        drawn, explained = self._draw(raw, rows, state["counts"][inputs["slots"]])
-        counts = self._counted(state["counts"], rows, inputs["slots"], drawn)
-        state = {"pages": pages, "last": state["last"].at[inputs["slots"]].set(drawn), "counts": counts}
-        return state, Made(tokens=drawn, explained=explained, hidden=hidden[0])
-
-    def _decoder(self, params: ParamTree) -> Decoder:
-        if self.separate:
-            params = stacked(params, like=_shapes(self.spec))
-        return bind(self.spec, params)
-
-    def _logits(self, decoder: Decoder, hidden: Float[Array, "r d"]) -> Float32[Array, "r v_shard"]:
-        """This device's part of the vocabulary; rows of the head that stand for no token are excluded."""
-        logits = decoder.project_to_vocab(hidden, partition=self.partition)
-        if self.engine.real_vocab is None:
-            return logits
-        token = lax.broadcasted_iota(jnp.int32, logits.shape, 1) + self.partition.vocab_offset(logits.shape[1])
-        return jnp.where(token < self.engine.real_vocab, logits, EXCLUDED)
-
-    def _draw(self, raw: Array, rows: SamplingRows, counts: Array) -> tuple[Int32[Array, " r"], Explained]:
-        shaped = sampling.shape(raw, rows, counts, first_token=self.partition.vocab_offset(raw.shape[1]))
-        drawn = self._everyones(sampling.draw(self._whole_rows(shaped), self._my_rows(rows)))
-
-        def explained(_: None) -> Explained:
-            mine = sampling.explain(self._whole_rows(raw), self._my_rows(drawn))
-            told: Explained = jax.tree.map(self._everyones, mine)
-            return told
-
-        shapes = jax.eval_shape(explained, None)
-        unexplained = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return drawn, lax.cond(rows.explained, explained, lambda _: unexplained, None)
-
-    def _counted(self, counts: Array, rows: SamplingRows, slots: Array, drawn: Array) -> Array:
-        offset = self.partition.vocab_offset(counts.shape[1])
-
-        def change(_: Array, counts: Array) -> Array:
-            return counts.at[slots].set(sampling.count(counts[slots], drawn, first_token=offset))
-
-        # A loop of one turn or none: what it carries is updated in place, which a conditional may copy.
-        counted: Array = lax.fori_loop(0, rows.penalised.astype(jnp.int32), change, counts)
-        return counted
-
-    def _explain(self, params: ParamTree, hidden: Array, places: Array, targets: Array) -> Explained:
-        raw = self._logits(self._decoder(params), hidden[places])
-        mine = sampling.explain(self._whole_rows(raw), self._my_rows(targets))
-        told: Explained = jax.tree.map(self._everyones, mine)
-        return told
-
-    def _whole_rows(self, part: Float32[Array, "r v_shard"]) -> Float32[Array, "r_shard v"]:
-        """Trade all rows of a part of the vocabulary for some rows of all of it."""
-        if self.partition.tensor.size == 1:
-            return part
-        rows: Array = lax.all_to_all(part, "tensor", split_axis=0, concat_axis=1, tiled=True)
-        return rows
-
-    def _my_rows(self, rows: Any) -> Any:
-        size = self.partition.tensor.size
-        if size == 1:
-            return rows
-
-        def mine(x: Array) -> Array:
-            if not x.ndim:
-                return x
-            return lax.dynamic_slice_in_dim(x, lax.axis_index("tensor") * (x.shape[0] // size), x.shape[0] // size)
-
-        return jax.tree.map(mine, rows)
-
-    def _everyones(self, mine: Array) -> Array:
-        if self.partition.tensor.size == 1:
-            return mine
-        rows: Array = lax.all_gather(mine, "tensor", axis=0, tiled=True)
-        return rows
-
 
 def _set_counts(state: dict[str, Array], slot: Array, counts: Array) -> dict[str, Array]:
     return state | {"counts": state["counts"].at[slot].set(counts)}
-
-
-@functools.cache
-def _shapes(spec: ModelSpec) -> ParamTree:
-    tree: ParamTree = jax.eval_shape(lambda: init_params(spec, jax.random.key(0)))
-    return tree
 
 
 def _result(tokens: np.ndarray, explained: Explained) -> StepResult:

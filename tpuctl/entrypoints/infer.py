@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import ray
 
 from tpuctl import __version__
 from tpuctl.entrypoints.attempt import HeldRun
+from tpuctl.entrypoints.builtin_models import model_folder
 from tpuctl.entrypoints.corpus import dataset_uris
 from tpuctl.entrypoints.driver import begin, bounded
 from tpuctl.entrypoints.emit import emit, emit_event
@@ -27,7 +27,7 @@ from tpuctl.infer.folder import Folder, finish, read_manifest, take_folder
 from tpuctl.infer.parts import Part, cut
 from tpuctl.infer.rows import Rows, open_parquet, open_rows
 from tpuctl.infer.tally import Tally, most_quarantined
-from tpuctl.infer.tasks import needed_columns
+from tpuctl.infer.tasks import model_identity, needed_columns
 from tpuctl.infer.work import work_of
 from tpuctl.plan.schema import InferencePlan, plan_to_json
 from tpuctl.runs.events import event
@@ -66,7 +66,8 @@ def _run(plan: InferencePlan, job: str) -> bool:
     """Do what is missing of the work; whether all of it is there now."""
     began = time.monotonic()
     rows = _rows(plan)
-    folder = take_folder(plan.output.uri, work_of(plan, rows), mode=plan.output.mode)
+    model = None if plan.model is None else model_identity(model_folder(plan.model.uri))
+    folder = take_folder(plan.output.uri, work_of(plan, rows, model=model), mode=plan.output.mode)
     if folder.finished:
         _tell_end(folder, seconds=time.monotonic() - began)
         return True
@@ -82,7 +83,7 @@ def _run(plan: InferencePlan, job: str) -> bool:
 
 
 def _rows(plan: InferencePlan) -> Rows:
-    directory = Path(plan.run.directory) / "dataset"
+    directory = join(plan.run.directory, "dataset")
     uri = dataset_uris(plan.data.uri, eval_uri=None, directory=directory).train_uri
     return open_rows(replace(plan.data, uri=uri), needed=needed_columns(plan.task))
 

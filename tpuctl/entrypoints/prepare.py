@@ -9,8 +9,9 @@ from tpuctl.entrypoints.emit import emit
 from tpuctl.plan.schema import TrainingPlan
 from tpuctl.storage import join
 from tpuctl.text import Tokenizer
+from tpuctl.train.data.columns import Columns
 from tpuctl.train.data.corpus import open_corpus
-from tpuctl.train.data.stream import Stream, eval_stream, prepare_tokenizer, train_stream
+from tpuctl.train.data.stream import Stream, eval_stream, prepare_tokenizer, require_document, train_stream
 from tpuctl.train.data.tokenizer_files import TokenizerRef
 
 
@@ -32,17 +33,21 @@ def prepare(plan: TrainingPlan) -> Text:
     Raises:
         DataError: it can't be read as the plan says.
     """
-    data, column = plan.data, plan.data.text_column
+    data, columns = plan.data, Columns.of(plan.data)
     uris = dataset_uris(data.uri, eval_uri=data.eval_uri, directory=join(plan.run.directory, "dataset"))
-    corpus = open_corpus(uris.train_uri, text_column=column, tell=_tell)
+    corpus = open_corpus(uris.train_uri, columns=columns, tell=_tell)
     tokenizer = TokenizerRef(name=plan.data.tokenizer, directory=plan.run.directory, vocab_size=plan.model.vocab_size)
     prepare_tokenizer(tokenizer, corpus=corpus)
     held_out = None
     if uris.eval_uri is not None:
         held_out = eval_stream(
-            data, plan.train, corpus=open_corpus(uris.eval_uri, text_column=column, tell=_tell), tokenizer=tokenizer
+            data, plan.train, corpus=open_corpus(uris.eval_uri, columns=columns, tell=_tell), tokenizer=tokenizer
         )
-    return Text(train=train_stream(data, plan.train, corpus=corpus, tokenizer=tokenizer), held_out=held_out)
+    text = Text(train=train_stream(data, plan.train, corpus=corpus, tokenizer=tokenizer), held_out=held_out)
+    for stream in (text.train, text.held_out):
+        if stream is not None:
+            require_document(stream)
+    return text
 
 
 def _tell(text: str) -> None:

@@ -27,6 +27,7 @@ from ray.data.block import BlockMetadata
 
 from tpuctl.errors import TpuctlError
 from tpuctl.train.batch import HostBatch
+from tpuctl.train.data.documents import FAULTS
 from tpuctl.train.data.feed import Batches, StreamFeed
 from tpuctl.train.data.prefetch import Prefetched
 from tpuctl.train.data.stream import Piece, Stream, read_stream
@@ -148,7 +149,7 @@ def _blocks(
 def _table(piece: Piece, *, lanes: tuple[int, ...]) -> pa.Table:
     columns = {name: _arrow_column(getattr(piece.batch, name)) for name in HostBatch.__slots__}
     columns["lane"] = pa.array(lanes, pa.int32())
-    columns["skipped_rows"] = pa.array([piece.skipped_rows] * len(lanes), pa.int32())
+    columns["faults"] = _arrow_column(np.tile(piece.faults, (len(lanes), 1)))
     return pa.table(columns)
 
 
@@ -156,7 +157,7 @@ def _piece(table: pa.Table, *, lanes: tuple[int, ...]) -> Piece:
     found = tuple(table["lane"].to_pylist())
     assert found == lanes, f"Ray Data delivered rows of lanes {found}, expected {lanes}"
     batch = HostBatch(**{name: _numpy_column(table[name]) for name in HostBatch.__slots__})
-    return Piece(batch=batch, skipped_rows=table["skipped_rows"][0].as_py())
+    return Piece(batch=batch, faults=_numpy_column(table["faults"])[0])
 
 
 def _arrow_column(values: np.ndarray) -> pa.Array:
@@ -174,5 +175,5 @@ def _numpy_column(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def _row_bytes(sequence_length: int) -> int:
-    per_token, per_row = 5 * 4, 7 * 4
+    per_token, per_row = 5 * 4, (6 + len(FAULTS)) * 4
     return sequence_length * per_token + per_row

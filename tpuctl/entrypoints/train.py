@@ -14,6 +14,7 @@ from tpuctl.entrypoints.emit import emit
 from tpuctl.entrypoints.prepare import Text, prepare
 from tpuctl.entrypoints.train_host import HostConfig, HostResult, train_host
 from tpuctl.entrypoints.trainer import HostWork, run_on_hosts
+from tpuctl.entrypoints.weights import starting_weights
 from tpuctl.errors import ExpectationError
 from tpuctl.plan.schema import ExpectPlan, TrainingPlan
 from tpuctl.train.baselines import baselines
@@ -29,7 +30,8 @@ def main(plan: TrainingPlan) -> int:
     with HeldRun(plan, identity, version=__version__) as run:
         with bounded(plan, identity):
             text = prepare(plan)
-            result = _train(plan, text, identity)
+            config = HostConfig(plan=plan, text=text, weights=starting_weights(plan), job=identity.submission_id)
+            result = _train(config, identity)
         run.ended("stopped" if result.stopped else "succeeded")
         if not result.stopped:
             _tell_baselines(plan, text)
@@ -69,8 +71,8 @@ def _tell_baselines(plan: TrainingPlan, text: Text) -> None:
     emit("baselines", rows=[{"name": row.name, "bits_per_byte": row.bits_per_byte} for row in found])
 
 
-def _train(plan: TrainingPlan, text: Text, identity: Identity) -> HostResult:
-    config = HostConfig(plan=plan, text=text, job=identity.submission_id).to_ray()
-    value = run_on_hosts(plan, HostWork(run=train_host, config=config), attempt=identity.attempt)
+def _train(config: HostConfig, identity: Identity) -> HostResult:
+    work = HostWork(run=train_host, config=config.to_ray())
+    value = run_on_hosts(config.plan, work, attempt=identity.attempt)
     assert isinstance(value, HostResult), "train_host returns one"
     return value

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from tpuctl.entrypoints.emit import emit_event
+from tpuctl.entrypoints.emit import emit_event, warnings_as_notes
 from tpuctl.entrypoints.preemption import noticed
 from tpuctl.entrypoints.prepare import Text
 from tpuctl.entrypoints.stopping import StopWatch
@@ -24,22 +24,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostConfig:
-    """What the driver gives every host."""
+    """What the driver gives every host. ``weights`` is the fingerprint of those a new run starts from."""
 
     plan: TrainingPlan
     text: Text
+    weights: str
     job: str
 
     def to_ray(self) -> dict[str, Any]:
         """The dictionary that Ray Train hands to the work."""
-        return {"plan": plan_to_json(self.plan), "text": self.text, "job": self.job}
+        return {"plan": plan_to_json(self.plan), "text": self.text, "weights": self.weights, "job": self.job}
 
     @classmethod
     def from_ray(cls, config: dict[str, Any]) -> Self:
         """The config a worker was given."""
         plan = plan_from_json(config["plan"])
         assert isinstance(plan, TrainingPlan), "the driver of a training run sends one"
-        return cls(plan=plan, text=config["text"], job=config["job"])
+        return cls(plan=plan, text=config["text"], weights=config["weights"], job=config["job"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +66,7 @@ def train_host(config: dict[str, Any]) -> HostResult:
     from tpuctl.train.devices import verify_devices
     from tpuctl.train.loop import run
 
+    warnings_as_notes()
     # Both tell of every step of a save; what matters of it comes as our own events.
     for name in ("absl", "orbax"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -96,7 +98,7 @@ def _task(given: HostConfig, stop: StopPoll, recorder: Recorder, *, simulated: b
 
     plan, text = given.plan, given.text
     mesh = create_mesh(plan.mesh)
-    provenance = provenance_of(plan, dataset=text.train.corpus.fingerprint, job=given.job)
+    provenance = provenance_of(plan, dataset=text.train.corpus.fingerprint, weights=given.weights, job=given.job)
     return Task(
         plan=plan,
         program=program_for(plan, mesh, real_vocab=text.tokenizer().vocab_size),

@@ -49,8 +49,8 @@ class Work:
         return f"its task differs in {', '.join(changed)}"
 
 
-def work_of(plan: InferencePlan, rows: Rows) -> Work:
-    """The work a plan asks for.
+def work_of(plan: InferencePlan, rows: Rows, *, model: str | None = None) -> Work:
+    """The work a plan asks for; ``model`` is what identifies its model.
 
     Raises:
         DataError: the rows don't fill batches and the plan says to raise.
@@ -62,7 +62,7 @@ def work_of(plan: InferencePlan, rows: Rows) -> Work:
         columns=rows.carried,
         rows=kept,
         dropped=rows.num_rows - kept,
-        task=_task_facts(task),
+        task={**_task_facts(task), "model": model},
         part_rows=part_rows(
             rows, most=plan.output.rows_per_part, batch_rows=task.batch_rows, replicas=plan.slice.total_hosts
         ),

@@ -14,8 +14,10 @@ _HARMLESS = frozenset(
     {
         "_attn_implementation",
         "_name_or_path",
+        "_num_labels",
         "architectures",
         "attention_dropout",
+        "attn_implementation",
         "attn_pdrop",
         "auto_map",
         "bos_token_id",
@@ -24,12 +26,15 @@ _HARMLESS = frozenset(
         "dtype",
         "embd_pdrop",
         "eos_token_id",
+        "gradient_checkpointing",
         "id2label",
         "initializer_range",
         "is_encoder_decoder",
+        "is_llama_config",
         "label2id",
         "model_type",
         "n_ctx",
+        "num_labels",
         "output_attentions",
         "output_hidden_states",
         "output_past",
@@ -51,8 +56,11 @@ _HARMLESS = frozenset(
         "tokenizer_class",
         "torch_dtype",
         "torchscript",
+        "transformers.js_config",
         "transformers_version",
         "unk_token_id",
+        "unsloth_fixed",
+        "unsloth_version",
         "use_cache",
         "use_return_dict",
     }
@@ -101,9 +109,8 @@ class Config:
             ModelConfigError: naming the keys.
         """
         self.require("quantization_config", None, why="quantised checkpoints can't be read; use one in bfloat16")
-        unknown = sorted(
-            key for key in self._values.keys() - self._taken - _HARMLESS if self._values[key] not in (None, False)
-        )
+        rest = self._values.keys() - self._taken - _HARMLESS
+        unknown = sorted(key for key in rest if self._values[key] is not None and self._values[key] is not False)
         if unknown:
             raise ModelConfigError(
                 f"the model's config has {', '.join(map(repr, unknown))}, and it is not known what that changes",

@@ -144,19 +144,17 @@ class Decoder(nnx.Module):
     def _part(self, first: int, last: int) -> tuple[Any, Any]:
         """Layers of one kind, without the parameters of the other."""
         block = nnx.merge(*nnx.split(self.layers))
-        own, other, own_layers = "mlp", "experts", self.spec.mlp_layers
         if first in self.spec.expert_layers:
-            own, other, own_layers = "experts", "mlp", self.spec.expert_layers
-        setattr(block, other, None)
-        graph, state = nnx.split(block)
-        begin = own_layers.index(first)
-        starts = {own: begin}
+            kind, place, block.mlp = "experts", self.spec.expert_layers.index(first), None
+        else:
+            kind, place, block.experts = "mlp", self.spec.mlp_layers.index(first), None
+        graph, stacked = nnx.split(block)
 
         def cut(path: Any, leaf: Array) -> Array:
-            start = starts.get(path[0].key, first)
-            return leaf[start : start + last - first]
+            begin = place if path[0].key == kind else first
+            return leaf[begin : begin + last - first]
 
-        return graph, jax.tree_util.tree_map_with_path(cut, state)
+        return graph, jax.tree_util.tree_map_with_path(cut, stacked)
 
     def _views(self) -> LayerView:
         """Of all layers, stacked."""

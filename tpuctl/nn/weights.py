@@ -54,7 +54,7 @@ def load_params(spec: ModelSpec, uri: str, *, family: str, shardings: ParamTree,
         StorageError: it can't be read.
     """
     leaves = fit(open_weights(uri), spec, family=family)
-    reader = Reader()
+    reader = Reader(uri)
     try:
         params = jax.tree_util.tree_map_with_path(
             lambda path, place: _read_leaf(leaves[_path(path)], place, np.dtype(dtype), reader), shardings

@@ -35,7 +35,8 @@ class ByRows:
         def turned(rows: Array) -> Array:
             # All-to-all first, by itself: only then do reshaping and transposing keep every shard where it is.
             columns = lax.with_sharding_constraint(rows, self.columns).astype(dtype)
-            return columns.reshape(self.stored_shape).transpose(self.order)
+            leaf: Array = columns.reshape(self.stored_shape).transpose(self.order)
+            return leaf
 
         exchange = jax.jit(turned, out_shardings=target, donate_argnums=0)
         # Waited for: to read on would put the next leaf's rows beside this one's.

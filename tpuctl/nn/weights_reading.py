@@ -31,12 +31,14 @@ _ALIGNMENT = 64
 
 
 class Reader:
-    """Reads leaves; counts the bytes."""
+    """Reads leaves from a folder; counts the bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str) -> None:
         self.bytes_read = 0
         self._counting = threading.Lock()
-        self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="weights")
+        # Requests wait for a bucket; copying out of mapped files waits for nothing but a core.
+        threads = _READERS if is_gcs(folder) else min(_READERS, os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="weights")
 
     def read(self, leaf: LeafFiles, sharding: NamedSharding, dtype: np.dtype[Any]) -> Array:
         """The leaf as this host's part of a global array.

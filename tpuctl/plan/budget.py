@@ -116,18 +116,28 @@ def _saved_bytes(work: Workload, remat: RematPolicy) -> int:
 def _kept_per_token(work: Workload, remat: RematPolicy) -> int:
     """Bytes that one token leaves in one layer, over the whole ``tensor`` axis."""
     model, size = work.model, work.value_bytes
-    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    # Devices more numerous than key heads hold one each.
+    queries, keys = model.num_heads * model.head_dim, max(model.num_kv_heads, work.mesh.tensor) * model.head_dim
     kept = model.hidden_size * size
     if remat == "full":
         return kept
     kept += queries * size
     if remat == "attention":
         return kept
-    kept += (queries + 2 * keys + 2 * model.hidden_size + 2 * model.mlp_size) * size
+    inner = _inner_per_token(model)
+    kept += (queries + 2 * keys + 2 * model.hidden_size + 2 * inner) * size
     if remat == "dots":
         return kept
     turned = (queries + keys) * size  # queries and keys after rotary embedding
-    return kept + turned + 2 * model.mlp_size * size + 4 * model.hidden_size * _F32
+    return kept + turned + 2 * inner * size + 4 * model.hidden_size * _F32
+
+
+def _inner_per_token(model: ModelSpec) -> int:
+    """Width of the MLP that a token goes through; with experts of all that it is routed to, and of its copies."""
+    routed = 0
+    if model.experts is not None:
+        routed = model.experts.experts_per_token * (model.experts.mlp_size + model.hidden_size)
+    return max(routed, model.mlp_size if model.mlp_layers else 0)
 
 
 def _layer_bytes(work: Workload) -> int:

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 
 from tpuctl import __version__
 from tpuctl.plan.environment import plan_job
-from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, TaskPlan
-from tpuctl.plan.places import Here, dataset_place, plan_run, storage_place
+from tpuctl.plan.here import Here
+from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, SourcePlan, TaskPlan
+from tpuctl.plan.places import dataset_place, plan_run, storage_place
 from tpuctl.plan.schema import InferencePlan
 from tpuctl.plan.slices import plan_slices
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import InferenceRecipe
 
 ENTRYPOINT = "tpuctl.entrypoints.infer"
+BUILTIN_MODELS = ("builtin:minilm-l6-v2",)
 
 
 def resolve_inference(recipe: InferenceRecipe, *, environ: Mapping[str, str], here: Here) -> InferencePlan:
@@ -29,6 +31,7 @@ def resolve_inference(recipe: InferenceRecipe, *, environ: Mapping[str, str], he
     data = _data(recipe, here=here, findings=findings)
     output = _output(recipe, here=here, findings=findings)
     task = _task(recipe, here=here, findings=findings)
+    model = _model(recipe, here=here, findings=findings)
     _check_apart(data, output, findings)
     findings.settle()
     assert slices is not None  # None only together with a problem
@@ -41,6 +44,7 @@ def resolve_inference(recipe: InferenceRecipe, *, environ: Mapping[str, str], he
         job=job,
         notes=tuple(findings.notes),
         data=data,
+        model=model,
         task=task,
         output=output,
     )
@@ -54,16 +58,53 @@ def _data(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> InferDa
 
 def _task(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> TaskPlan:
     task = recipe.task
-    if task.function is None:
+    custom = task.kind == "custom"
+    if custom and task.function is None:
         findings.refuse("task.function", "missing: a custom task is a function", 'add function = "module:function"')
+    if not custom and task.function is not None:
+        findings.refuse(
+            "task.function", f"a task of kind {task.kind!r} has no function", 'leave it out, or kind = "custom"'
+        )
+    if (task.kind == "classify") != bool(task.choices):
+        message = "missing: there is nothing to choose from" if not task.choices else f"{task.kind!r} has no choices"
+        findings.refuse("task.choices", message, 'choices = [" yes", " no"] belong to kind = "classify"')
     return TaskPlan(
         kind=task.kind,
         function=task.function,
-        directory=here.absolute("."),
+        directory=here.absolute(".") if custom else None,
         inputs=task.inputs,
         batch_rows=task.batch_rows,
         ragged=task.ragged,
+        text_column=None if custom else task.text_column,
+        max_length=task.max_length,
+        too_long=task.too_long,
+        max_tokens=task.max_tokens,
+        temperature=task.temperature,
+        top_p=task.top_p,
+        seed=task.seed,
+        choices=task.choices,
+        dtype=task.dtype,
+        pooling=task.pooling,
+        normalise=task.normalise,
     )
+
+
+def _model(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> SourcePlan | None:
+    source = recipe.model.source
+    if source is None:
+        if recipe.task.kind != "custom":
+            hint = f'add source = "{BUILTIN_MODELS[0]}", or a model folder of your own'
+            findings.refuse("model.source", f"missing: a task of kind {recipe.task.kind!r} needs a model", hint)
+        return None
+    if recipe.task.kind == "custom":
+        findings.refuse("model.source", "a custom task brings its own model", "leave it out")
+    if source.startswith("builtin:"):
+        if source not in BUILTIN_MODELS:
+            findings.refuse(
+                "model.source", f"unknown built-in model {source!r}", f"there is {', '.join(BUILTIN_MODELS)}"
+            )
+        return SourcePlan(uri=source)
+    return SourcePlan(uri=storage_place("model.source", source, here=here, findings=findings))
 
 
 def _output(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> OutputPlan:

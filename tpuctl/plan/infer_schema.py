@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-TaskKind = Literal["custom"]
+TaskKind = Literal["custom", "generate", "score", "classify", "embed"]
 OutputMode = Literal["resume", "error", "overwrite", "append"]
 BadRowRule = Literal["quarantine", "fail"]
 RaggedEnd = Literal["pad", "drop", "raise"]
@@ -20,12 +20,25 @@ class InferDataPlan:
     limit: int | None
 
 
+PoolingKind = Literal["mean", "first"]
+InferDtype = Literal["bfloat16", "float32"]
+TooLongRule = Literal["quarantine", "truncate"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourcePlan:
+    """The model: a folder in Hugging Face's form, or a ``builtin:`` one."""
+
+    uri: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskPlan:
     """What is done with a row.
 
     ``function`` is ``module:function``, its module a file below ``directory`` or known to the cluster. ``inputs`` are
-    the columns it gets, all that can be arrays if empty. Every batch it sees has ``batch_rows`` rows.
+    the columns it gets, all that can be arrays if empty. Every batch it sees has ``batch_rows`` rows. The other fields
+    are of tasks on text: ``text_column`` and what follows; ``max_length`` in tokens, ``None`` for the model's own.
     """
 
     kind: TaskKind
@@ -34,6 +47,17 @@ class TaskPlan:
     inputs: tuple[str, ...]
     batch_rows: int
     ragged: RaggedEnd
+    text_column: str | None
+    max_length: int | None
+    too_long: TooLongRule
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    choices: tuple[str, ...]
+    dtype: InferDtype
+    pooling: PoolingKind
+    normalise: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

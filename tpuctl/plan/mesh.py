@@ -100,15 +100,17 @@ def _hidden_misfit(mesh: MeshPlan, model: ModelSpec) -> _Misfit | None:
 
 
 def _tensor_misfits(recipe: TrainingRecipe, mesh: MeshPlan, model: ModelSpec) -> Iterator[_Misfit]:
-    sizes = {
-        "model.num_heads": model.num_heads,
-        "model.num_kv_heads": model.num_kv_heads,
-        "model.mlp_size": model.mlp_size,
-        "model.vocab_size": model.vocab_size,
-        "train.sequence_length": recipe.train.sequence_length,
-    }
-    for key, size in sizes.items():
+    sizes = {"num_heads": model.num_heads, "vocab_size": model.vocab_size}
+    if model.mlp_layers:
+        sizes["mlp_size"] = model.mlp_size
+    if model.experts is not None:
+        sizes["mlp_size of each expert,"] = model.experts.mlp_size
+    sizes["sequence_length"] = recipe.train.sequence_length
+    for name, size in sizes.items():
         if size % mesh.tensor:
-            name = key.partition(".")[2]
             message = f"tensor {mesh.tensor} does not divide {name} {size}"
             yield _Misfit(key="mesh.tensor", message=message, hint=f"use a divisor of {size}")
+    # Devices more numerous than key heads share them, so many to each.
+    if model.num_kv_heads % mesh.tensor and mesh.tensor % model.num_kv_heads:
+        message = f"tensor {mesh.tensor} neither divides num_kv_heads {model.num_kv_heads} nor is a multiple of it"
+        yield _Misfit(key="mesh.tensor", message=message, hint=f"use a divisor or a multiple of {model.num_kv_heads}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import os.path
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 from tpuctl.errors import RecipeError
-from tpuctl.plan.schema import DataPlan, Plan, RunPlan
+from tpuctl.plan.chat import plan_chat
+from tpuctl.plan.here import Here
+from tpuctl.plan.schema import DataPlan, InferencePlan, Plan, RunPlan
 from tpuctl.plan.tokenizer import check_tokenizer, is_tokenizer_file
 from tpuctl.recipe.origin import Findings, Origin
 from tpuctl.recipe.schema import Recipe, TrainingRecipe
@@ -17,25 +17,6 @@ from tpuctl.recipe.schema import Recipe, TrainingRecipe
 BUILTIN_TEXTS = ("builtin:python-stdlib",)
 _HELD_OUT = "/held-out"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]+(/|$)")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Here:
-    """Where the recipe is being resolved: relative paths start at ``cwd``, ``~`` is ``home``."""
-
-    cwd: str
-    home: str | None
-
-    @classmethod
-    def of(cls, cwd: os.PathLike[str] | str, environ: Mapping[str, str]) -> Here:
-        """The place of this working directory and environment."""
-        return cls(cwd=os.fspath(cwd), home=environ.get("HOME"))
-
-    def absolute(self, path: str) -> str:
-        """A local path, absolute and without ``..``."""
-        if self.home and (path == "~" or path.startswith("~/")):
-            path = self.home + path[1:]
-        return os.path.normpath(os.path.join(self.cwd, path))
 
 
 def plan_run(recipe: Recipe, *, here: Here, findings: Findings) -> RunPlan:
@@ -46,16 +27,17 @@ def plan_run(recipe: Recipe, *, here: Here, findings: Findings) -> RunPlan:
     return RunPlan(name=name, directory=place, shared=recipe.run.shared)
 
 
-def plan_data(recipe: TrainingRecipe, *, here: Here, findings: Findings) -> DataPlan:
+def plan_data(recipe: TrainingRecipe, *, tokenizer: str, here: Here, findings: Findings) -> DataPlan:
     """The text and its tokenizer."""
     data = recipe.data
-    check_tokenizer(recipe, findings=findings)
+    check_tokenizer(tokenizer, findings=findings)
     uri = _text_place("data.uri", data.uri, here=here, findings=findings)
     return DataPlan(
         uri=uri,
         eval_uri=_held_out(data.eval_uri, uri, here=here, findings=findings),
         text_column=data.text_column,
-        tokenizer=_tokenizer_place(data.tokenizer, here=here, findings=findings),
+        chat=plan_chat(recipe, tokenizer=tokenizer, here=here, findings=findings),
+        tokenizer=_tokenizer_place(tokenizer, here=here, findings=findings),
         packing=data.packing,
         ragged=data.ragged,
         epochs=data.epochs,
@@ -76,22 +58,26 @@ def storage_place(key: str, uri: str, *, here: Here, findings: Findings) -> str:
 
 
 def check_shared_storage(plan: Plan, *, simulated: bool, origin: Origin | None = None) -> None:
-    """Refuse a local run directory on several real hosts: each would write its own, and no checkpoint be whole.
+    """Refuse a local run directory or output on several real hosts: each would write its own, and none be whole.
 
     The hosts of a simulated slice are processes of one machine and share its disk. ``origin`` is the recipe's, to
     point at the line.
 
     Raises:
-        RecipeError: the run directory is local, the slice has several hosts and nobody vouched for it.
+        RecipeError: such a place is local, the slice has several hosts and nobody vouched for it.
     """
-    if simulated or plan.run.shared or plan.slice.total_hosts == 1 or "://" in plan.run.directory:
+    places = {"run.directory": ("run directory", plan.run.directory)}
+    if isinstance(plan, InferencePlan):
+        places["output.uri"] = ("output folder", plan.output.uri)
+    local = [key for key, (_, place) in places.items() if "://" not in place]
+    if simulated or plan.run.shared or plan.slice.total_hosts == 1 or not local:
         return
+    what, place = places[local[0]]
     raise RecipeError(
-        f"run directory {plan.run.directory} is local, but the {plan.slice.total_hosts} hosts of the job each have a "
-        "disk of their own",
+        f"{what} {place} is local, but the {plan.slice.total_hosts} hosts of the job each have a disk of their own",
         hint="name a bucket (gs://bucket/path); or a file system that every host mounts at that path, with "
         "run.shared = true",
-        where=origin.where("run.directory") if origin else None,
+        where=origin.where(local[0]) if origin else None,
     )
 
 

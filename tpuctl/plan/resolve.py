@@ -1,4 +1,5 @@
-"""From a recipe to a plan: every default filled in, every rule over several keys checked. Pure: no file, no clock."""
+"""From a recipe to a plan: every default filled in, every rule over several keys checked. No clock, no network,
+and no file but the tokenizer's, whose number of ids the model's size depends on."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ from tpuctl import __version__
 from tpuctl.modelspec import ModelSpec
 from tpuctl.plan.budget import Workload, choose_remat, estimate, gib, shortage_hint
 from tpuctl.plan.environment import plan_job
+from tpuctl.plan.here import Here
 from tpuctl.plan.infer import resolve_inference
 from tpuctl.plan.mesh import plan_mesh
-from tpuctl.plan.model import plan_model
-from tpuctl.plan.places import Here, plan_data, plan_run
+from tpuctl.plan.model import ModelGround, plan_model, plan_tokenizer
+from tpuctl.plan.places import plan_data, plan_run
 from tpuctl.plan.schema import (
     BudgetPlan,
     CheckpointPlan,
@@ -26,6 +28,7 @@ from tpuctl.plan.schema import (
     Plan,
     TrainingPlan,
     TrainPlan,
+    WeightsPlan,
     WorkPlan,
 )
 from tpuctl.plan.serve import resolve_serving
@@ -62,15 +65,19 @@ def resolve(
     if isinstance(recipe, CustomRecipe):
         return _resolve_custom(recipe, environ=environ, here=here)
     assert isinstance(recipe, TrainingRecipe), "there is no other kind"
-    return _resolve_training(recipe, environ=environ, here=here)
+    return _resolve_training(recipe, environ=environ, here=here, source=source)
 
 
-def _resolve_training(recipe: TrainingRecipe, *, environ: Mapping[str, str], here: Here) -> TrainingPlan:
+def _resolve_training(
+    recipe: TrainingRecipe, *, environ: Mapping[str, str], here: Here, source: ModelSource | None
+) -> TrainingPlan:
     findings = Findings(origin=recipe.origin)
     slices = plan_slices(recipe, findings=findings)
-    model = plan_model(recipe, findings=findings)
+    tokenizer = plan_tokenizer(recipe, source)
+    ground = ModelGround(source=source, tokenizer=tokenizer, here=here)
+    model = plan_model(recipe, ground=ground, findings=findings)
     run = plan_run(recipe, here=here, findings=findings)
-    data = plan_data(recipe, here=here, findings=findings)
+    data = plan_data(recipe, tokenizer=tokenizer, here=here, findings=findings)
     job = plan_job(recipe, environ=environ, findings=findings)
     optim = _optim(recipe, findings)
     _check_cadence(recipe, data, findings)
@@ -90,6 +97,7 @@ def _resolve_training(recipe: TrainingRecipe, *, environ: Mapping[str, str], her
         slice=slices,
         mesh=mesh,
         model=model,
+        weights=None if source is None else WeightsPlan(uri=source.uri, family=source.family),
         data=data,
         optim=optim,
         train=train,

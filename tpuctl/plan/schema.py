@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from tpuctl.modelspec import ModelSpec
 from tpuctl.plan.decode import PlanFormatError, decode
-from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, TaskPlan
+from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, SourcePlan, TaskPlan
 from tpuctl.plan.serve_schema import EndpointPlan, EnginePlan, TextPlan
 
 PLAN_SCHEMA = "tpuctl.plan/1"
@@ -24,6 +24,10 @@ ResumeRule = Literal["auto", "must", "never"]
 ScheduleKind = Literal["constant", "linear", "cosine", "wsd"]
 RematPolicy = Literal["none", "full", "dots", "attention"]
 ComputeDtype = Literal["bfloat16", "float32"]
+DataFormat = Literal["text", "chat"]
+LossRule = Literal["all", "answers"]
+LengthRule = Literal["truncate", "drop", "raise"]
+RowRule = Literal["skip", "raise"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,12 +85,29 @@ class WeightsPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ChatPlan:
+    """Where a row keeps its conversation, and how it is learned: one column of messages, or prompts and answers.
+
+    ``template`` is the path of a chat template; None takes the one in the tokenizer's folder.
+    """
+
+    messages_column: str | None
+    prompt_column: str | None
+    answer_column: str | None
+    template: str | None
+    loss_on: LossRule
+    too_long: LengthRule
+    bad_rows: RowRule
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DataPlan:
-    """Which text, how it is cut into token rows. ``epochs`` 0 repeats for ever."""
+    """Which text, how it is cut into token rows. ``epochs`` 0 repeats for ever; ``chat`` None is plain text."""
 
     uri: str
     eval_uri: str | None
     text_column: str
+    chat: ChatPlan | None
     tokenizer: str
     packing: bool
     ragged: RaggedRule
@@ -221,6 +242,7 @@ class TrainingPlan(Plan):
 
     mesh: MeshPlan
     model: ModelSpec
+    weights: WeightsPlan | None
     data: DataPlan
     optim: OptimPlan
     train: TrainPlan
@@ -241,6 +263,7 @@ class InferencePlan(Plan):
     """Batch inference: the rows of a dataset through a task, into a folder of parts."""
 
     data: InferDataPlan
+    model: SourcePlan | None
     task: TaskPlan
     output: OutputPlan
 

@@ -10,7 +10,8 @@ from tpuctl import __version__
 from tpuctl.modelspec import PRESETS, ModelSpec, num_parameters
 from tpuctl.plan.budget import gib
 from tpuctl.plan.environment import plan_job
-from tpuctl.plan.places import Here, plan_run, storage_place
+from tpuctl.plan.here import Here
+from tpuctl.plan.places import plan_run, storage_place
 from tpuctl.plan.schema import JobPlan, MeshPlan, ServingPlan, SlicePlan, WeightsPlan
 from tpuctl.plan.serve_schema import EndpointPlan, EnginePlan, TextPlan
 from tpuctl.plan.slices import plan_slices

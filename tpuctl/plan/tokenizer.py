@@ -1,25 +1,26 @@
-"""What a tokenizer's name means: ``bytes``, ``bpe:N``, or where a ``tokenizer.json`` lies."""
+"""What a tokenizer's name means: ``bytes``, ``bpe:N``, or where its file lies; and how many ids it has, if known."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from tpuctl.recipe.origin import Findings
-from tpuctl.recipe.schema import TrainingRecipe
 
 # All 256 bytes and the document separator: what every tokenizer of ours has at least.
 SMALLEST_VOCABULARY = 257
 _LARGEST_BPE = 1_000_000
 
 
-def check_tokenizer(recipe: TrainingRecipe, *, findings: Findings) -> None:
+def check_tokenizer(name: str, *, findings: Findings) -> None:
     """Refuse a name that means nothing."""
-    name = recipe.data.tokenizer
     if tokenizer_ids(name) is not None or is_tokenizer_file(name):
         return
     if name.startswith("bpe:"):
         hint = f"write e.g. 'bpe:8192'; N is from {SMALLEST_VOCABULARY} (all bytes and a separator) to {_LARGEST_BPE}"
         findings.refuse("data.tokenizer", f"expected bpe:N, got {name!r}", hint)
     else:
-        hint = "'bytes', 'bpe:N' or the path or gs:// URI of a tokenizer.json"
+        hint = "'bytes', 'bpe:N' or the path or gs:// URI of a tokenizer.json, a tokenizer.model or a folder with one"
         findings.refuse("data.tokenizer", f"unknown tokenizer {name!r}", hint)
 
 
@@ -34,7 +35,30 @@ def tokenizer_ids(name: str) -> int | None:
 
 
 def is_tokenizer_file(name: str) -> bool:
-    """Whether the name is a path or in a bucket: a ``.json`` file, or anything that can't be a plain word."""
+    """Whether the name is a path or in a bucket: a file of a known kind, or anything that can't be a plain word."""
     if "://" in name:
         return name.startswith("gs://")
-    return name.endswith(".json") or "/" in name or name.startswith((".", "~"))
+    return name.endswith((".json", ".model")) or "/" in name or name.startswith((".", "~"))
+
+
+def file_ids(path: Path) -> int | None:
+    """How many ids a ``tokenizer.json`` (or the one in a folder) has: one more than the largest.
+
+    None where there is none to read here: the path may be one of the cluster's alone.
+
+    Raises:
+        ValueError: the file is no tokenizer.json.
+    """
+    file = path if path.suffix == ".json" else path / "tokenizer.json"
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = json.loads(text)
+    try:
+        vocabulary = found["model"]["vocab"]
+        # Unigram models list pieces with scores, all others map tokens to ids.
+        ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else range(len(vocabulary))
+        return 1 + max(int(number) for number in [*ids, *(token["id"] for token in found.get("added_tokens") or ())])
+    except (KeyError, TypeError) as error:
+        raise ValueError("it has no vocabulary") from error

@@ -1,18 +1,26 @@
-"""The tables that say what is learned and how: model, data, train, optim, checkpoint, expect."""
+"""The tables that say what is learned and how: model, train, optim, checkpoint, expect."""
 
 # ruff: noqa: RUF009 — `setting()` makes a dataclass field, it is no mutable default
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tpuctl.plan.schema import ComputeDtype, RaggedRule, RematPolicy, ResumeRule, ScheduleKind
+from tpuctl.plan.schema import ComputeDtype, RematPolicy, ResumeRule, ScheduleKind
 from tpuctl.recipe.settings import LARGEST_INT, setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelTable:
-    """The model: a preset, sizes of your own, or a preset with some sizes changed."""
+    """The model: a folder of weights to start from, or a preset, sizes of your own, a preset with some changed."""
 
+    source: str | None = setting(
+        None,
+        doc="A model folder in Hugging Face's form (config.json and *.safetensors), local or gs://: its architecture, "
+        "and the weights a new run starts from.",
+        absent="weights drawn from train.seed",
+        example="gs://bucket/models/smollm2",
+        also=("checkpoint", "model_path", "model_name_or_path", "pretrained", "weights", "init_from", "load_from"),
+    )
     preset: str | None = setting(
         None, doc="A named architecture; the other keys override its sizes.", example="tiny-5m", also=("name", "model")
     )
@@ -71,41 +79,6 @@ class ModelTable:
         None, doc="Use the embedding as the output head.", absent="true", also=("tie_word_embeddings",), example="true"
     )
     dropout: float = setting(0.0, doc="Dropout on each residual branch.", minimum=0, below=1)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DataTable:
-    """The text and how it becomes rows of tokens."""
-
-    uri: str = setting(
-        doc="Parquet file, folder or glob; or builtin:python-stdlib, the text every machine has.",
-        example="builtin:python-stdlib",
-        also=("path", "dataset", "train_uri", "train_path", "data_path", "files"),
-    )
-    eval_uri: str | None = setting(
-        None,
-        doc="Held-out text, never trained on.",
-        absent="no evaluation, except for builtin: text, which has its own",
-        also=("eval_path", "validation", "val_uri", "valid_uri"),
-        example="data/held-out/*.parquet",
-    )
-    text_column: str = setting("text", doc="Column that holds the text.", also=("column", "text_field"))
-    tokenizer: str = setting(
-        "bytes",
-        doc="'bytes', 'bpe:N' (a BPE of N ids trained on the data), or the path of a tokenizer.json.",
-    )
-    packing: bool = setting(True, doc="Pack several documents into a row, kept apart by segment ids.")
-    ragged: RaggedRule = setting(
-        "pad", doc="What becomes of the last, unfilled rows: drop them, pad them with masked tokens, or raise."
-    )
-    epochs: int = setting(
-        0, doc="Passes over the text; 0 repeats for ever.", minimum=0, maximum=1_000_000, also=("num_epochs",)
-    )
-    shuffle: bool = setting(True, doc="Read in an order drawn from the seed.")
-    seed: int = setting(0, doc="Seed of the reading order.", minimum=0, maximum=LARGEST_INT)
-    readers_per_host: int = setting(
-        1, doc="CPU workers per host that tokenise and pack.", minimum=1, maximum=256, also=("num_workers", "workers")
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,8 +12,9 @@ from typing import Any
 
 from tpuctl.plan.schema import JobKind
 from tpuctl.recipe.custom import CustomJobTable
-from tpuctl.recipe.inference import OutputTable, RowsTable, TaskTable
-from tpuctl.recipe.learning import CheckpointTable, DataTable, ExpectTable, ModelTable, OptimTable, TrainTable
+from tpuctl.recipe.data import DataTable
+from tpuctl.recipe.inference import OutputTable, RowsTable, SourceTable, TaskTable
+from tpuctl.recipe.learning import CheckpointTable, ExpectTable, ModelTable, OptimTable, TrainTable
 from tpuctl.recipe.origin import Origin
 from tpuctl.recipe.placement import ClusterTable, JobTable, MeshTable, RunTable, SliceTable
 from tpuctl.recipe.serving import EngineTable, ServedModelTable, ServeTable
@@ -63,6 +64,7 @@ class InferenceRecipe(Recipe):
     """A task over every row of a dataset, each exactly once."""
 
     data: RowsTable = _table(RowsTable, required=True)
+    model: SourceTable = _table(SourceTable)
     task: TaskTable = _table(TaskTable, required=True)
     output: OutputTable = _table(OutputTable, required=True)
 

@@ -9,8 +9,8 @@ class NotFoundError(StorageError):
     """There is no such object."""
 
 
-class BucketMissingError(NotFoundError):
-    """There is no such bucket; only a person can make one."""
+class BucketMissingError(StorageError):
+    """There is no such bucket. No ``NotFoundError``: what isn't there yet can be written, but not here."""
 
     exit_code = ExitCode.USAGE
 

@@ -58,7 +58,7 @@ def explained(error: Exception, *, uri: str, needs_object: bool = True) -> Stora
     return StorageError(f"{uri}: {text}")
 
 
-def _missing(text: str, *, uri: str, needs_object: bool) -> NotFoundError:
+def _missing(text: str, *, uri: str, needs_object: bool) -> StorageError:
     bucket, _ = split_gcs(uri)
     # The service tells the two apart in words only.
     if not needs_object or "bucket does not exist" in text:

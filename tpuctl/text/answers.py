@@ -6,7 +6,6 @@ generate: it begins where the prompt of the turns before it ends, and ends with 
 
 from __future__ import annotations
 
-import os.path
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -69,12 +68,18 @@ def _stop(turns: str, *, whole: WholeText, start: int, following: int | None) ->
 
 
 def _common(text: str, other: str) -> int:
-    return len(os.path.commonprefix([text, other]))
+    """How many characters the two begin with in common; by halves, as texts compare much faster than their letters."""
+    low, high = 0, min(len(text), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if text[low:middle] == other[low:middle] else (low, middle - 1)
+    return low
 
 
 def _moved(number: int) -> ChatTemplateError:
     return ChatTemplateError(
         f"the chat template renders what precedes or follows message {number} differently in the whole conversation, "
         "so the answer in it can't be told apart",
-        hint="mark answers in the template with {% generation %}, or train on all of the text",
+        hint="name the token that closes a turn as eos_token or in generation_config.json, or mark answers in the "
+        "template with {% generation %}",
     )

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Int32
 
-from tpuctl.errors import DataError
 from tpuctl.text.answers import Span, WholeText, answer_spans
 from tpuctl.text.template import ChatTemplate, Conversation
 from tpuctl.text.template_environment import Clock
-from tpuctl.text.template_files import choose_template, find_templates
+from tpuctl.text.template_files import DEFAULT, choose_template, find_templates
 from tpuctl.text.tokenizer import Parsed, Tokenizer
 
 
@@ -28,11 +27,15 @@ class EncodedChat:
 
 
 class Chat:
-    """A tokenizer with its chat template. The template writes all special tokens, so none is put around its text."""
+    """A tokenizer with its chat template. The template writes all special tokens, so none is put around its text.
 
-    def __init__(self, template: ChatTemplate, *, tokenizer: Tokenizer) -> None:
+    Some models have a second template, ``with_tools``, for conversations in which there are tools.
+    """
+
+    def __init__(self, template: ChatTemplate, *, tokenizer: Tokenizer, with_tools: ChatTemplate | None = None) -> None:
         self.template = template
         self.tokenizer = tokenizer
+        self.with_tools = with_tools or template
 
     def prompt(
         self, conversation: Conversation, *, continue_final_message: bool = False
@@ -42,12 +45,20 @@ class Chat:
         Raises:
             ChatTemplateError: the template refuses the conversation.
         """
-        rendered = self.template.render(
+        rendered = self.template_for(conversation).render(
             conversation,
             add_generation_prompt=not continue_final_message,
             continue_final_message=continue_final_message,
         )
         return self.tokenizer.parse(rendered.text).ids
+
+    def whole(self, conversation: Conversation) -> Parsed:
+        """The ids of a whole conversation.
+
+        Raises:
+            ChatTemplateError: the template refuses the conversation.
+        """
+        return self.tokenizer.parse(self.template_for(conversation).render(conversation).text)
 
     def encode(self, conversation: Conversation) -> EncodedChat:
         """A whole conversation, with its answers marked.
@@ -55,31 +66,36 @@ class Chat:
         Raises:
             ChatTemplateError: the template refuses the conversation, or the answers in it can't be told apart.
         """
-        rendered = self.template.render(conversation)
+        template = self.template_for(conversation)
+        rendered = template.render(conversation)
         parsed = self.tokenizer.parse(rendered.text)
         spans: Iterable[Span] = rendered.generated
-        if not self.template.marks_generation:
+        if not template.marks_generation:
             ends = parsed.spans[np.isin(parsed.ids, self.tokenizer.special.eos_ids)].tolist()
             whole = WholeText(text=rendered.text, ends=[(start, stop) for start, stop in ends])
-            spans = answer_spans(self.template, conversation, whole)
+            spans = answer_spans(template, conversation, whole)
         return EncodedChat(ids=parsed.ids, num_bytes=parsed.num_bytes, is_answer=_overlapping(parsed, spans))
+
+    def template_for(self, conversation: Conversation) -> ChatTemplate:
+        """The template that renders a conversation."""
+        return self.template if conversation.tools is None else self.with_tools
 
 
 def load_chat(
-    tokenizer: Tokenizer, *, folder: Path | None, template_path: Path | None = None, clock: Clock = datetime.now
+    tokenizer: Tokenizer, *, folder: Path | None, source: str | None = None, clock: Clock = datetime.now
 ) -> Chat:
-    """The chat of a tokenizer: with the template at ``template_path``, or else the one in the tokenizer's folder.
+    """The chat of a tokenizer: with the template of a source text, or else the one in the tokenizer's folder.
 
     Raises:
         DataError: there is no template, or it is none.
     """
-    if template_path is not None:
-        if not template_path.is_file():
-            raise DataError(f"no chat template at {template_path}", hint="data.chat_template is the path of a file")
-        source = template_path.read_text(encoding="utf-8")
-    else:
-        source = choose_template({} if folder is None else find_templates(folder))
-    return Chat(ChatTemplate(source, special_tokens=tokenizer.special.names, clock=clock), tokenizer=tokenizer)
+    found = {} if folder is None else find_templates(folder)
+    templates = found if source is None else {DEFAULT: source}
+    plain, with_tools = (
+        ChatTemplate(choose_template(templates, with_tools=tools), special_tokens=tokenizer.special.names, clock=clock)
+        for tools in (False, True)
+    )
+    return Chat(plain, tokenizer=tokenizer, with_tools=with_tools)
 
 
 def _overlapping(parsed: Parsed, spans: Iterable[Span]) -> Bool[np.ndarray, " tokens"]:

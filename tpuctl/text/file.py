@@ -13,7 +13,7 @@ from tpuctl.errors import DataError
 from tpuctl.text.detokenize import ByteDetokenizer, Detokenizer, LibraryDetokenizer
 from tpuctl.text.pieces import pieces_of
 from tpuctl.text.special import SpecialTokens
-from tpuctl.text.tokenizer import Encoded, Parsed
+from tpuctl.text.tokenizer import Encoded, Parsed, require_unicode
 
 # The tokenizers library keeps some hundred bytes per token while it encodes: long texts go through in spans.
 _SPAN_CHARACTERS = 1 << 20
@@ -64,11 +64,8 @@ class FileTokenizer:
         )
 
     def encode_prompt(self, text: str) -> Int32[np.ndarray, " tokens"]:
-        """The ids by the library and its post-processor, with one ``bos`` where there would be two.
-
-        Raises:
-            DataError: a token that the model has no row for.
-        """
+        """The ids by the library and its post-processor, with one ``bos`` where there would be two."""
+        require_unicode(text)
         ids: list[int] = self._parser.encode(text, add_special_tokens=True).ids
         bos = self.special.bos_id
         if self._adds_bos and bos is not None and ids[:1] != [bos]:
@@ -78,11 +75,8 @@ class FileTokenizer:
         return self._with_rows(np.array(ids, dtype=np.int32))
 
     def parse(self, text: str) -> Parsed:
-        """The ids by the library, special tokens read as such.
-
-        Raises:
-            DataError: a token that the model has no row for.
-        """
+        """The ids by the library, special tokens read as such."""
+        require_unicode(text)
         encoding = self._parser.encode(text, add_special_tokens=False)
         ids = self._with_rows(np.array(encoding.ids, dtype=np.int32))
         spans = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)

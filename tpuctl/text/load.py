@@ -9,7 +9,6 @@ from typing import Any
 import tokenizers
 
 from tpuctl.errors import DataError
-from tpuctl.text import sentencepiece_model
 from tpuctl.text.file import FileTokenizer
 from tpuctl.text.special import SpecialTokens, TokenizerConfig, separator_id, special_tokens
 from tpuctl.text.tokenizer import ByteTokenizer, Tokenizer
@@ -88,11 +87,12 @@ def _load(path: Path, *, rows: int) -> FileTokenizer:
     config = TokenizerConfig.beside(path)
     adds_bos: bool | None = config.values.get("add_bos_token")
     if path.suffix == ".model":
+        # Here, since a cluster's image needs sentencepiece only where such a file is named.
+        from tpuctl.text import sentencepiece_model
+
         model = sentencepiece_model.read_model(path)
         backend = sentencepiece_model.to_backend(model)
-        config = TokenizerConfig(
-            folder=config.folder, values={**sentencepiece_model.names_of(model), **config.values}
-        )
+        config = TokenizerConfig(folder=config.folder, values={**sentencepiece_model.names_of(model), **config.values})
         # Llama's tokenizers, for which this format is known, begin every text with it unless they say otherwise.
         adds_bos = adds_bos is not False
     else:

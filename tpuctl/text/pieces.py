@@ -83,7 +83,7 @@ def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _is_sentencepiece(step: dict[str, Any]) -> bool:
     match step["type"]:
         case "Replace":
-            return step["pattern"] == {"String": _SPACE} and step["content"] == " "
+            return bool(step["pattern"] == {"String": _SPACE} and step["content"] == " ")
         case "Metaspace":
             return bool(step["replacement"] == _SPACE)
         case "Strip":

@@ -1,7 +1,7 @@
 """A SentencePiece ``tokenizer.model`` as a tokenizer of the tokenizers library.
 
 One engine for all tokenizers then: the same spans, the same special tokens, the same detokenising. The ids are those of
-SentencePiece itself, which a test holds for models of both its kinds.
+SentencePiece itself, which a test holds.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from tokenizers import decoders, models, normalizers
 from tpuctl.errors import DataError
 
 _SPACE = "▁"
-_UNIGRAM, _BPE = 1, 2
+_BPE = 2
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
-# Below every real score by far: these pieces are in the vocabulary for their ids, no text may become one.
-_NEVER = 100.0
 
 
 def read_model(path: Path) -> Any:
@@ -30,25 +28,21 @@ def read_model(path: Path) -> Any:
     Raises:
         DataError: the file is something else, or a kind of SentencePiece model that no decoder model uses.
     """
-    model = sentencepiece_model_pb2.ModelProto()
+    model = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]  # made at import
     try:
         model.ParseFromString(path.read_bytes())
     except DecodeError as error:
         raise DataError(f"{path} is not a SentencePiece model: {error}") from error
     if not model.pieces:
         raise DataError(f"{path} is not a SentencePiece model: it has no pieces")
-    trainer = model.trainer_spec
-    if trainer.model_type not in (_UNIGRAM, _BPE) or trainer.treat_whitespace_as_suffix:
-        raise DataError(
-            f"{path}: only BPE and unigram models with the space before a word can be read",
-            hint="convert it to a tokenizer.json",
-        )
+    if why := _unlike_sentencepiece(model):
+        raise DataError(f"{path}: a SentencePiece model {why} can't be read", hint="convert it to a tokenizer.json")
     return model
 
 
 def to_backend(model: Any) -> tokenizers.Tokenizer:
     """The tokenizer of a message from ``read_model``."""
-    backend = tokenizers.Tokenizer(_bpe(model) if model.trainer_spec.model_type == _BPE else _unigram(model))
+    backend = tokenizers.Tokenizer(_bpe(model))
     backend.normalizer = normalizers.Sequence(list(_normalizers(model.normalizer_spec)))
     leading = int(model.normalizer_spec.add_dummy_prefix)
     backend.decoder = decoders.Sequence(
@@ -76,6 +70,17 @@ def names_of(model: Any) -> dict[str, str]:
     }
 
 
+def _unlike_sentencepiece(model: Any) -> str | None:
+    """What the tokenizers library would do otherwise, so that some texts got other ids."""
+    if model.trainer_spec.model_type != _BPE:
+        return "that is no BPE"  # unigram models: ties are broken otherwise, and text may become a control piece
+    if model.trainer_spec.treat_whitespace_as_suffix:
+        return "with the space behind a word"
+    if model.normalizer_spec.precompiled_charsmap and any(piece.type == _USER_DEFINED for piece in model.pieces):
+        return "with symbols of its own and a normalisation"  # which must spare them, and would not
+    return None
+
+
 def _bpe(model: Any) -> models.BPE:
     vocabulary = {piece.piece: number for number, piece in enumerate(model.pieces)}
     return models.BPE(
@@ -92,7 +97,9 @@ def _merges(model: Any, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     scored = []
     for piece in model.pieces:
         if piece.type in (_NORMAL, _USER_DEFINED, _UNUSED):
-            pairs = sorted(_splits(piece.piece, vocabulary), key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+            pairs = sorted(
+                _splits(piece.piece, vocabulary), key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]])
+            )
             scored += [(piece.score, pair) for pair in pairs]
     return [pair for _, pair in sorted(scored, key=lambda item: -item[0])]
 
@@ -102,14 +109,6 @@ def _splits(piece: str, vocabulary: dict[str, int]) -> Iterator[tuple[str, str]]
         left, right = piece[:cut], piece[cut:]
         if left in vocabulary and right in vocabulary:
             yield left, right
-
-
-def _unigram(model: Any) -> models.Unigram:
-    pieces = model.pieces
-    lowest = min(piece.score for piece in pieces) - _NEVER
-    textual = (_NORMAL, _USER_DEFINED)
-    vocabulary = [(piece.piece, piece.score if piece.type in textual else lowest) for piece in pieces]
-    return models.Unigram(vocabulary, unk_id=_unknown_id(model), byte_fallback=model.trainer_spec.byte_fallback)
 
 
 def _unknown_id(model: Any) -> int:

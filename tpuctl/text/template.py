@@ -1,7 +1,7 @@
 """A chat template: conversations to text, letter for letter as transformers' ``apply_chat_template`` renders them.
 
-Two things go beyond it, where it would write Python's notation of a list or fail: content in parts is given to a template
-that knows none as one text, and every failure is a ``ChatTemplateError`` with the template's own words.
+Two things go beyond it, where it would write Python's notation of a list or fail: content in parts is given to a
+template that knows none as one text, and every failure is a ``ChatTemplateError`` with the template's own words.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(f"chat template, line {error.lineno}: {error.message}") from error
 
-    @property
+    @cached_property
     def marks_generation(self) -> bool:
         """Whether the template says itself what the model is to write."""
         return any(node.identifier.endswith("GenerationBlock") for node in self._extension_calls())
@@ -181,8 +181,9 @@ def _flat(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    texts = [part.get("text") if isinstance(part, dict) else part for part in content]
-    if not all(isinstance(text, str) for text in texts):
+    found = [part.get("text") if isinstance(part, dict) else part for part in content]
+    texts = [text for text in found if isinstance(text, str)]
+    if len(texts) < len(found):
         raise ChatTemplateError("the chat template knows text only, and a message has content of another type")
     return {**message, "content": "\n".join(texts)}
 

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
 
+from tpuctl.errors import DataError
 from tpuctl.text.detokenize import ByteDetokenizer, Detokenizer
 from tpuctl.text.special import SEPARATOR, SpecialTokens
 
@@ -63,11 +64,18 @@ class Tokenizer(Protocol):
         """The ids of a prompt: special tokens are read as such, and the tokenizer's own are put around.
 
         A prompt that begins with the token that begins every text gets no second one.
+
+        Raises:
+            DataError: a token that the model has no row for, or text that is no Unicode.
         """
         ...
 
     def parse(self, text: str) -> Parsed:
-        """The ids of a rendered conversation: special tokens are read as such, and nothing is put around."""
+        """The ids of a rendered conversation: special tokens are read as such, and nothing is put around.
+
+        Raises:
+            DataError: as ``encode_prompt`` does.
+        """
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -105,6 +113,7 @@ class ByteTokenizer:
 
     def parse(self, text: str) -> Parsed:
         """One id for each byte, and for each separator that is spelled."""
+        require_unicode(text)
         ids: list[int] = []
         spans: list[tuple[int, int]] = []
         start = 0
@@ -139,6 +148,18 @@ class ByteTokenizer:
     def known_ids(self, rows: int) -> Bool[np.ndarray, " rows"]:
         """All bytes and the separator."""
         return np.arange(rows) < self.vocab_size
+
+
+def require_unicode(text: str) -> None:
+    """Refuse text that has no UTF-8: half of a surrogate pair, as broken JSON escapes give it.
+
+    Raises:
+        DataError: names the character.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"character {error.start} of the text is {text[error.start]!a}, half of a character") from error
 
 
 def _whole(detokenizer: Detokenizer, ids: Sequence[int]) -> str:

@@ -178,7 +178,7 @@ class Checkpoints:
         except STORAGE_ERRORS as error:
             raise failed(f"{path} can't be read", error) from error
         self._notes += changes(written, self._provenance, devices=jax.device_count())
-        self._last_step = step
+        self._last_step, self._provenance = step, self._provenance.going_on_from(written.provenance)
         return with_leaves(abstract_state, {name: original_form(stored[name], leaf) for name, leaf in leaves.items()})
 
     def take_notes(self) -> list[str]:

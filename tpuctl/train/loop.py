@@ -100,9 +100,15 @@ class _Attempt:
                 self.step = found
                 making = beside.submit(checkpoints.restore, found, program.abstract_state)
             train_step = self._compiled() if self.step < self._last_step else None
-            state = making.result() if found is None else self._restored(making)
+            state = self._made(making) if found is None else self._restored(making)
         self.tell.notes(checkpoints.take_notes())
         return state, train_step
+
+    def _made(self, making: Future[Any]) -> Any:
+        if self.task.plan.weights is None:
+            return making.result()
+        with self.tell.phase("loaded weights"):
+            return making.result()
 
     def _restored(self, restoring: Future[Any]) -> Any:
         with self.tell.phase("restored"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tpuctl.errors import CheckpointError
@@ -38,22 +38,37 @@ class Provenance:
         model: The model's fields. Arrays saved under others have another meaning, even where the shapes agree.
         compute_dtype: Dtype of the activations; the stored masters are float32 whatever it is.
         dataset: Fingerprint of the training data; empty where unknown.
+        weights: Fingerprint of the weights the run started from; empty where they were drawn, or from before a resume.
+        source: The folder they came from.
         job: Which job wrote it, so that a job's own retries can go on where ``resume = "never"`` was asked.
     """
 
     model: Mapping[str, Any]
     compute_dtype: str
     dataset: str = ""
+    weights: str = ""
+    source: str = ""
     job: str = ""
 
+    def going_on_from(self, before: Provenance) -> Provenance:
+        """The provenance of what a run saves after it was resumed: its weights came from where they first did."""
+        return replace(self, weights=before.weights, source=before.source)
 
-def provenance_of(plan: TrainingPlan, *, dataset: str = "", job: str = "") -> Provenance:
+
+def provenance_of(plan: TrainingPlan, *, dataset: str = "", weights: str = "", job: str = "") -> Provenance:
     """The provenance of checkpoints written under ``plan``. A model's name says nothing about its arrays."""
     # As it will read when it comes back out of JSON, so that the two can be compared.
     model = json.loads(
         json.dumps({key: value for key, value in dataclasses.asdict(plan.model).items() if key != "name"})
     )
-    return Provenance(model=model, compute_dtype=plan.train.compute_dtype, dataset=dataset, job=job)
+    return Provenance(
+        model=model,
+        compute_dtype=plan.train.compute_dtype,
+        dataset=dataset,
+        weights=weights,
+        source=plan.weights.uri if plan.weights is not None else "",
+        job=job,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

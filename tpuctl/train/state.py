@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jaxtyping import Int32, Key, UInt32
 
 from tpuctl.mesh import batch_sharding, named_sharding, replicated
 from tpuctl.nn.params import ParamTree, init_params, logical_axes
+from tpuctl.nn.weights import load_params
 from tpuctl.plan.schema import TrainingPlan
 from tpuctl.train.optim import adamw
 
@@ -45,16 +47,22 @@ jax.tree_util.register_dataclass(TrainState)
 
 
 def init_state(plan: TrainingPlan, mesh: Mesh) -> TrainState:
-    """A new state, made in place: each device computes its own shards and no host ever holds a whole copy."""
-    # Runs once, so on CPU optimizing it, which takes seconds, pays never.
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
-    make = jax.jit(
-        lambda: _initial(plan),
-        out_shardings=state_shardings(plan, mesh),
-        compiler_options={"xla_backend_optimization_level": 1} if on_cpu else None,
+    """A new state, made in place: each device has its own shards and no host ever holds a whole copy.
+
+    The weights are those of the plan's model folder where it names one, else drawn from the plan's seed.
+
+    Raises:
+        WeightsError: the folder does not hold the plan's model.
+    """
+    shardings = state_shardings(plan, mesh)
+    if plan.weights is None:
+        return _compiled(lambda: _initial(plan), mesh, shardings)
+    loaded = load_params(
+        plan.model, plan.weights.uri, family=plan.weights.family, shardings=shardings.params, dtype=jnp.float32
     )
-    state: TrainState = make()
-    return state
+    # Without them no weight is drawn: the compiler leaves out what nobody asks for.
+    rest = _compiled(lambda: replace(_initial(plan), params={}), mesh, replace(shardings, params={}))
+    return replace(rest, params=loaded.params)
 
 
 def state_shardings(plan: TrainingPlan, mesh: Mesh) -> Any:
@@ -96,6 +104,14 @@ def abstract_state(plan: TrainingPlan, mesh: Mesh) -> TrainState:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     state: TrainState = jax.tree.map(describe, jax.eval_shape(lambda: _initial(plan)), state_shardings(plan, mesh))
+    return state
+
+
+def _compiled(make: Callable[[], TrainState], mesh: Mesh, shardings: Any) -> TrainState:
+    # Runs once, so on CPU optimizing it, which takes seconds, pays never.
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    options = {"xla_backend_optimization_level": 1} if on_cpu else None
+    state: TrainState = jax.jit(make, out_shardings=shardings, compiler_options=options)()
     return state
 
 

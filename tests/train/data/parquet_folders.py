@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tpuctl.train.batch import HostBatch
+from tpuctl.train.data.columns import Columns
 from tpuctl.train.data.corpus import open_corpus
 from tpuctl.train.data.feed import LocalFeed
 from tpuctl.train.data.packing import start_cursor
@@ -41,7 +42,7 @@ def words(rng: np.random.Generator, rows: int, *, longest: int = 60) -> list[str
 
 def stream_over(folder: Path, **changes: Any) -> Stream:
     stream = Stream(
-        corpus=open_corpus(str(folder), text_column="text"),
+        corpus=open_corpus(str(folder), columns=Columns.text("text")),
         tokenizer=BYTES,
         lanes=4,
         sequence_length=16,

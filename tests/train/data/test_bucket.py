@@ -12,11 +12,12 @@ from tests.fakes.gcs_process import GcsService
 from tests.train.data.parquet_folders import write
 from tpuctl.entrypoints.corpus import PYTHON_STDLIB, dataset_uris
 from tpuctl.errors import DataError, StorageError
+from tpuctl.listing import list_files
 from tpuctl.storage import BucketMissingError, join, open_storage
 from tpuctl.storage.arrow import arrow_filesystem
 from tpuctl.text import TOKENIZER_FILE
+from tpuctl.train.data.columns import Columns
 from tpuctl.train.data.corpus import iter_texts, open_corpus
-from tpuctl.train.data.listing import list_files
 from tpuctl.train.data.stream import prepare_tokenizer
 from tpuctl.train.data.tokenizer_files import TokenizerRef
 
@@ -45,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("what", ["", "/lang=*", "/*.parquet", "/**/*.p*q*", "/lang=de/deep/c.parquet", "/**/deep"])
 def test_dataset_in_a_bucket_is_that_of_the_folder(gcs: GcsService, folder: Path, what: str) -> None:
     put_folder(gcs, folder)
-    here, there = (open_corpus(base + what, text_column="text") for base in (str(folder), DATA))
+    here, there = (open_corpus(base + what, columns=Columns.text("text")) for base in (str(folder), DATA))
     assert [file.name for file in there.files] == [file.name for file in here.files]
     assert there.fingerprint == here.fingerprint
     assert list(iter_texts(there)) == list(iter_texts(here))
@@ -65,28 +66,28 @@ def test_object_with_an_odd_name_is_read_exactly_and_not_as_a_pattern(gcs: GcsSe
     write(folder / "my data" / "a+b[1]%3A.parquet", ["exactly this"])
     write(folder / "my data" / "a+b1%3A.parquet", ["other"])
     put_folder(gcs, folder)
-    assert list(iter_texts(open_corpus(odd, text_column="text"))) == ["exactly this"]
-    assert open_corpus(f"{DATA}/my data/*.parquet", text_column="text").num_rows == 2
+    assert list(iter_texts(open_corpus(odd, columns=Columns.text("text")))) == ["exactly this"]
+    assert open_corpus(f"{DATA}/my data/*.parquet", columns=Columns.text("text")).num_rows == 2
 
 
 def test_missing_folder_missing_bucket_and_missing_right_are_told_apart(gcs: GcsService) -> None:
     with pytest.raises(DataError, match=r"gs://tpu-test/none': no such object, and no parquet file below it"):
-        open_corpus("gs://tpu-test/none", text_column="text")
+        open_corpus("gs://tpu-test/none", columns=Columns.text("text"))
     with pytest.raises(BucketMissingError, match="no-such"):
-        open_corpus("gs://no-such/none", text_column="text")
+        open_corpus("gs://no-such/none", columns=Columns.text("text"))
     gcs.fail(op="list", status=403, message="denied: storage.objects.list", times=None)
     with pytest.raises(StorageError, match=r"gs://tpu-test/none: the right storage\.objects\.list is missing"):
-        open_corpus("gs://tpu-test/none", text_column="text")
+        open_corpus("gs://tpu-test/none", columns=Columns.text("text"))
 
 
 def test_file_that_is_no_parquet_and_one_that_may_not_be_read_are_told_apart(gcs: GcsService, folder: Path) -> None:
     put_folder(gcs, folder)
     gcs.buckets.put("tpu-test", "data/bad.parquet", b"not parquet at all", query={}, metadata={})
     with pytest.raises(DataError, match=r"data/bad\.parquet can't be read as parquet"):
-        open_corpus(DATA, text_column="text")
+        open_corpus(DATA, columns=Columns.text("text"))
     gcs.fail(op="read", name="data/a.parquet", status=403, message="denied", times=None)
     with pytest.raises(StorageError, match=r"gs://tpu-test/data/a\.parquet.*denied"):
-        open_corpus(DATA + "/a.parquet", text_column="text")
+        open_corpus(DATA + "/a.parquet", columns=Columns.text("text"))
 
 
 def test_two_thousand_small_files_are_indexed_side_by_side_and_it_is_said(gcs: GcsService, folder: Path) -> None:
@@ -95,7 +96,7 @@ def test_two_thousand_small_files_are_indexed_side_by_side_and_it_is_said(gcs: G
     gcs.fail(op="stat|read", delay_seconds=0.02, times=None)
     said: list[str] = []
     started = time.monotonic()
-    corpus = open_corpus("gs://tpu-test/many", text_column="text", tell=said.append)
+    corpus = open_corpus("gs://tpu-test/many", columns=Columns.text("text"), tell=said.append)
     assert corpus.num_rows == 6000
     assert "reading the footers of 2000 files" in said[0]
     assert time.monotonic() - started < 2000 * 2 * 0.02 / 4
@@ -104,15 +105,15 @@ def test_two_thousand_small_files_are_indexed_side_by_side_and_it_is_said(gcs: G
 def test_reading_goes_on_while_every_seventh_request_fails(gcs: GcsService, folder: Path) -> None:
     put_folder(gcs, folder)
     fault = gcs.fail(every=7, times=3, status=503)
-    assert len(list(iter_texts(open_corpus(DATA, text_column="text")))) == 12
+    assert len(list(iter_texts(open_corpus(DATA, columns=Columns.text("text"))))) == 12
     assert fault.hits == 3
 
 
 def test_tokenizer_of_a_run_in_a_bucket_is_trained_once_and_loaded_anywhere(gcs: GcsService, folder: Path) -> None:
     ref = TokenizerRef(name="bpe:300", directory="gs://tpu-test/run", vocab_size=300)
-    prepare_tokenizer(ref, corpus=open_corpus(str(folder), text_column="text"))
+    prepare_tokenizer(ref, corpus=open_corpus(str(folder), columns=Columns.text("text")))
     before = open_storage(DATA).stat(join(ref.directory, TOKENIZER_FILE))
-    prepare_tokenizer(ref, corpus=open_corpus(str(folder), text_column="text"))
+    prepare_tokenizer(ref, corpus=open_corpus(str(folder), columns=Columns.text("text")))
     assert open_storage(DATA).stat(join(ref.directory, TOKENIZER_FILE)) == before
     tokenizer = ref.load()
     assert 257 < tokenizer.vocab_size <= 300
@@ -124,7 +125,7 @@ def test_tokenizer_of_a_run_in_a_bucket_is_trained_once_and_loaded_anywhere(gcs:
 
 
 def test_tokenizer_of_a_run_begun_anew_is_not_that_of_the_old(gcs: GcsService, folder: Path) -> None:
-    corpus = open_corpus(str(folder), text_column="text")
+    corpus = open_corpus(str(folder), columns=Columns.text("text"))
     for size in (280, 300):
         ref = TokenizerRef(name=f"bpe:{size}", directory="gs://tpu-test/run", vocab_size=300)
         prepare_tokenizer(ref, corpus=corpus)

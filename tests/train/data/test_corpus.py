@@ -11,18 +11,19 @@ import pytest
 
 from tests.train.data.parquet_folders import stream_over, take_all, write, write_table
 from tpuctl.errors import DataError, StorageError
+from tpuctl.train.data.columns import Columns
 from tpuctl.train.data.corpus import iter_texts, open_corpus
 
 STRINGS = pa.array(["one", "two"])
 
 
 def texts_of(uri: Path | str, column: str = "text") -> list[str]:
-    return list(iter_texts(open_corpus(str(uri), text_column=column)))
+    return list(iter_texts(open_corpus(str(uri), columns=Columns.text(column))))
 
 
 def error_of(uri: Path | str, column: str = "text") -> DataError:
     with pytest.raises(DataError) as caught:
-        open_corpus(str(uri), text_column=column)
+        open_corpus(str(uri), columns=Columns.text(column))
     return caught.value
 
 
@@ -74,7 +75,7 @@ def test_open_corpus_of_a_folder_that_can_t_be_listed_is_refused(
     write(tmp_path / "a.parquet", ["good"])
     monkeypatch.setattr(os, "scandir", _denied)
     with pytest.raises(StorageError, match=r"can't be listed: Permission denied"):
-        open_corpus(str(tmp_path), text_column="text")
+        open_corpus(str(tmp_path), columns=Columns.text("text"))
 
 
 def test_open_corpus_of_a_glob_that_meets_another_kind_of_file_names_it(tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_open_corpus_reads_strings_of_every_layout_side_by_side(tmp_path: Path, 
 def test_open_corpus_with_an_all_null_file_counts_its_rows_as_null(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", ["a", None])
     write_table(tmp_path / "b.parquet", {"text": pa.nulls(3)})
-    corpus = open_corpus(str(tmp_path), text_column="text")
+    corpus = open_corpus(str(tmp_path), columns=Columns.text("text"))
     assert (corpus.num_rows, corpus.null_rows, list(iter_texts(corpus))) == (5, 4, ["a"])
 
 
@@ -169,7 +170,7 @@ def test_open_corpus_reads_only_the_text_column(tmp_path: Path) -> None:
 def test_open_corpus_finds_its_column_behind_nested_ones(tmp_path: Path) -> None:
     nested = pa.array([{"a": 1, "b": [1]}, {"a": 2, "b": []}])
     write_table(tmp_path / "a.parquet", {"meta": nested, "text": STRINGS})
-    corpus = open_corpus(str(tmp_path), text_column="text")
+    corpus = open_corpus(str(tmp_path), columns=Columns.text("text"))
     assert list(iter_texts(corpus)) == ["one", "two"]
     assert 0 < corpus.text_bytes < 200
 
@@ -193,7 +194,7 @@ def test_open_corpus_of_bytes_that_are_no_utf8_names_file_and_column(tmp_path: P
 
 def test_open_corpus_of_an_unknown_scheme_is_refused_clearly() -> None:
     with pytest.raises(StorageError, match=r"s3://bucket/data: datasets in s3:// can't be read"):
-        open_corpus("s3://bucket/data", text_column="text")
+        open_corpus("s3://bucket/data", columns=Columns.text("text"))
 
 
 def test_open_corpus_of_many_small_files_reads_them_all_and_says_how_many(
@@ -202,17 +203,19 @@ def test_open_corpus_of_many_small_files_reads_them_all_and_says_how_many(
     caplog.set_level("INFO")
     for number in range(500):
         write(tmp_path / f"{number:04}.parquet", [f"{number}"])
-    corpus = open_corpus(str(tmp_path), text_column="text")
+    corpus = open_corpus(str(tmp_path), columns=Columns.text("text"))
     assert corpus.num_rows == 500
     assert "reading the footers of 500 files" in caplog.text
 
 
 def test_open_corpus_fingerprint_tells_other_rows_and_other_columns(tmp_path: Path) -> None:
     path = write_table(tmp_path / "a.parquet", {"text": STRINGS, "body": STRINGS})
-    prints = Counter([open_corpus(str(path), text_column=column).fingerprint for column in ("text", "body", "text")])
+    prints = Counter(
+        [open_corpus(str(path), columns=Columns.text(column)).fingerprint for column in ("text", "body", "text")]
+    )
     assert sorted(prints.values()) == [1, 2]
     write_table(tmp_path / "a.parquet", {"text": pa.array(["one", "two", "three"])})
-    assert open_corpus(str(path), text_column="text").fingerprint not in prints
+    assert open_corpus(str(path), columns=Columns.text("text")).fingerprint not in prints
 
 
 def _denied(path: str) -> None:

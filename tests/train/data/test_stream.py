@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +26,7 @@ from tests.train.data.parquet_folders import (
     write,
 )
 from tpuctl.train.batch import HostBatch
+from tpuctl.train.data.documents import FAULTS
 from tpuctl.train.data.groups import GroupBudget
 from tpuctl.train.data.packing import start_cursor
 from tpuctl.train.data.stream import Stream, eval_stream, prepare_tokenizer, read_stream
@@ -198,7 +201,7 @@ def test_stream_skips_nulls_and_empty_texts_and_counts_them(tmp_path: Path) -> N
     found = {text for row in range(2) for text in lane_documents(take_all(stream), row)}
     assert found == {b"one", b"two"}
     *_, last = (piece for piece, _ in zip(read_stream(stream, lanes=[0, 1], cursor=start_cursor(2)), range(3)))  # noqa: B905
-    assert last.skipped_rows == 4
+    assert dict(zip(FAULTS, last.faults.tolist(), strict=True)) == dict.fromkeys(FAULTS, 0) | {"empty": 4}
     assert stream.corpus.null_rows == 2
 
 
@@ -283,3 +286,12 @@ def test_prepare_tokenizer_of_bytes_writes_nothing(tmp_path: Path) -> None:
     folder, _ = folder_of(tmp_path / "data", seed=2)
     prepare_tokenizer(replace(BYTES, directory=str(tmp_path / "run")), corpus=stream_over(folder).corpus)
     assert not (tmp_path / "run").exists()
+
+
+def test_stream_of_plain_text_needs_nothing_that_only_conversations_need() -> None:
+    script = (
+        "import sys, tpuctl.train.data.feed, tpuctl.entrypoints.prepare; "
+        "print([name for name in ('jinja2', 'sentencepiece', 'jax') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

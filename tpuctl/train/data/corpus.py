@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import pyarrow as pa
 
 from tpuctl.errors import DataError
-from tpuctl.train.data.listing import ListedFile, list_files
+from tpuctl.listing import ListedFile, list_files
+from tpuctl.train.data.columns import Columns, not_utf8, row_texts
 from tpuctl.train.data.parquet import Footer, read_footer, read_group
 
 _log = logging.getLogger(__name__)
@@ -44,7 +46,7 @@ class Corpus:
     """
 
     uri: str
-    text_column: str
+    columns: Columns
     files: tuple[CorpusFile, ...]
     null_rows: int
     fingerprint: str
@@ -56,11 +58,11 @@ class Corpus:
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of the text column before compression, roughly those of the text."""
+        """Bytes of the columns before compression, roughly those of the text."""
         return sum(sum(file.group_bytes) for file in self.files)
 
 
-def open_corpus(uri: str, *, text_column: str, tell: Callable[[str], None] = _log.info) -> Corpus:
+def open_corpus(uri: str, *, columns: Columns, tell: Callable[[str], None] = _log.info) -> Corpus:
     """Index the dataset at ``uri``: list it, read and check all footers, make sure there is text in it.
 
     ``tell`` hears of it while that takes long.
@@ -70,49 +72,51 @@ def open_corpus(uri: str, *, text_column: str, tell: Callable[[str], None] = _lo
         StorageError: a place we can't read from.
     """
     listed = list_files(uri)
-    footers = _footers(uri, listed, column=text_column, tell=tell)
+    footers = _footers(uri, listed, columns=columns, tell=tell)
     files = tuple(map(_corpus_file, listed, footers))
     corpus = Corpus(
         uri=uri,
-        text_column=text_column,
+        columns=columns,
         files=files,
         null_rows=sum(footer.null_rows for footer in footers),
-        fingerprint=_fingerprint(files, text_column=text_column),
+        fingerprint=_fingerprint(files, columns=columns),
     )
     _require_text(corpus)
     _log.info("%s: %d rows in %d files, %d of them null", uri, corpus.num_rows, len(files), corpus.null_rows)
     return corpus
 
 
-def iter_texts(corpus: Corpus) -> Iterator[str]:
-    """Every text of the corpus in file order, nulls and empty strings left out."""
+def iter_rows(corpus: Corpus) -> Iterator[tuple[str, str]]:
+    """Every row of the corpus with its place, in file order, nulls and empty strings left out."""
     for file in corpus.files:
         for group in range(len(file.group_rows)):
-            for array in read_group(file.path, group, column=corpus.text_column):
-                yield from filter(None, array_texts(array, path=file.path, column=corpus.text_column))
+            rows = chain.from_iterable(
+                _texts(array, path=file.path, columns=corpus.columns)
+                for array in read_group(file.path, group, columns=corpus.columns)
+            )
+            yield from ((f"{file.path}: row group {group}, row {row}", text) for row, text in enumerate(rows) if text)
 
 
-def array_texts(array: pa.Array, *, path: str, column: str) -> list[str | None]:
-    """The array's texts.
+def iter_texts(corpus: Corpus) -> Iterator[str]:
+    """Every text of the corpus in file order: the rows, or of conversations what is said in them."""
+    for _, row in iter_rows(corpus):
+        yield from row_texts(row, kind=corpus.columns.kind)
 
-    Raises:
-        DataError: bytes that are no UTF-8 (writers may leave them unchecked).
-    """
+
+def _texts(array: pa.Array, *, path: str, columns: Columns) -> list[str | None]:
     try:
         texts: list[str | None] = array.to_pylist()
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}: column {column!r} holds bytes that are not UTF-8: {error}", hint="write the text as UTF-8"
-        ) from error
+        raise not_utf8(error, path=path, columns=columns) from error
     return texts
 
 
-def _footers(uri: str, listed: Sequence[ListedFile], *, column: str, tell: Callable[[str], None]) -> list[Footer]:
+def _footers(uri: str, listed: Sequence[ListedFile], *, columns: Columns, tell: Callable[[str], None]) -> list[Footer]:
     if len(listed) >= _MANY_FILES:
         tell(f"{uri}: reading the footers of {len(listed)} files")
     said, footers = time.monotonic(), []
     with ThreadPoolExecutor(max_workers=_FOOTER_THREADS) as pool:
-        for footer in pool.map(partial(read_footer, column=column), [file.path for file in listed]):
+        for footer in pool.map(partial(read_footer, columns=columns), [file.path for file in listed]):
             footers.append(footer)
             if time.monotonic() - said > _TELL_SECONDS:
                 said = time.monotonic()
@@ -124,8 +128,9 @@ def _corpus_file(listed: ListedFile, footer: Footer) -> CorpusFile:
     return CorpusFile(name=listed.name, path=listed.path, group_rows=footer.group_rows, group_bytes=footer.group_bytes)
 
 
-def _fingerprint(files: tuple[CorpusFile, ...], *, text_column: str) -> str:
-    facts = [text_column, [(file.name, file.group_rows, file.group_bytes) for file in files]]
+def _fingerprint(files: tuple[CorpusFile, ...], *, columns: Columns) -> str:
+    read = columns.names[0] if columns.kind == "text" else [columns.kind, *columns.names]
+    facts = [read, [(file.name, file.group_rows, file.group_bytes) for file in files]]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
@@ -134,5 +139,5 @@ def _require_text(corpus: Corpus) -> None:
     if next(iter_texts(corpus), None) is None:
         raise DataError(
             f"{corpus.uri}: {corpus.num_rows} rows in {len(corpus.files)} files, "
-            f"and column {corpus.text_column!r} is null or empty in all of them"
+            f"and column {' or '.join(map(repr, corpus.columns.names))} is null or empty in all of them"
         )

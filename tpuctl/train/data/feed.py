@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
@@ -15,12 +14,11 @@ from jaxtyping import Int32
 from tpuctl.errors import DataError
 from tpuctl.plan.schema import RaggedRule
 from tpuctl.train.batch import HostBatch
+from tpuctl.train.data.faults import FaultLog
 from tpuctl.train.data.packing import concatenate
 from tpuctl.train.data.prefetch import Prefetched
 from tpuctl.train.data.replay import Replay
 from tpuctl.train.data.stream import Piece, Stream, read_stream
-
-_log = logging.getLogger(__name__)
 
 RaggedDecision = Literal["train", "stop"]
 
@@ -40,14 +38,13 @@ class Reader(Protocol):
 class Batches:
     """The batches whose rows come, in this order, from several readers side by side.
 
-    Rows without text are told when they are first met and each time their number has doubled. ``close`` ends the
-    readers, as an error does.
+    Rows that become nothing are told when they are first met and each time their number has doubled. ``close`` ends
+    the readers, as an error does.
     """
 
     def __init__(self, readers: Sequence[Reader], *, uri: str) -> None:
         self._readers = readers
-        self._uri = uri
-        self._told = 0
+        self._faults = FaultLog(uri)
 
     def __iter__(self) -> Self:
         return self
@@ -57,18 +54,13 @@ class Batches:
             on_error.callback(self.close)
             pieces = [next(reader) for reader in self._readers]
             on_error.pop_all()
-        self._tell(sum(piece.skipped_rows for piece in pieces))
+        self._faults.tell(np.sum([piece.faults for piece in pieces], axis=0))
         return concatenate([piece.batch for piece in pieces])
 
     def close(self) -> None:
         """End the readers; may be called twice."""
         for reader in self._readers:
             reader.close()
-
-    def _tell(self, skipped_rows: int) -> None:
-        if skipped_rows >= max(1, 2 * self._told):
-            self._told = skipped_rows
-            _log.warning("%s: %d rows without text skipped so far on this host", self._uri, skipped_rows)
 
 
 class StreamFeed(ABC):

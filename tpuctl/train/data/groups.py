@@ -20,7 +20,8 @@ from typing import Self
 import pyarrow as pa
 
 from tpuctl.errors import DataError
-from tpuctl.train.data.corpus import Corpus, array_texts
+from tpuctl.train.data.columns import not_utf8
+from tpuctl.train.data.corpus import Corpus
 from tpuctl.train.data.parquet import read_group
 
 _SCHEMA = pa.schema([("text", pa.large_string())])
@@ -36,7 +37,7 @@ class GroupBudget:
 
 @dataclass(kw_only=True, slots=True)
 class DecodedGroup:
-    """The text column of one row group. ``memory_bytes`` or ``disk_bytes`` is what it costs."""
+    """The rows of one row group as text. ``memory_bytes`` or ``disk_bytes`` is what it costs."""
 
     arrays: list[pa.Array]
     memory_bytes: int = 0
@@ -103,12 +104,20 @@ class GroupCache:
         """
         self._held[lane] = (file, group)
         piece = self._decoded(file, group).slice(row)
-        return array_texts(piece, path=self._corpus.files[file].path, column=self._corpus.text_column)[0]
+        try:
+            text: str | None = piece[0].as_py()
+        except UnicodeDecodeError as error:
+            raise not_utf8(error, path=self._corpus.files[file].path, columns=self._corpus.columns) from error
+        return text
+
+    def place(self, *, file: int, group: int, row: int) -> str:
+        """Where a row lies, for messages."""
+        return f"{self._corpus.files[file].path}: row group {group}, row {row}"
 
     def _decoded(self, file: int, group: int) -> DecodedGroup:
         key = (file, group)
         if key not in self._groups:
-            arrays = read_group(self._corpus.files[file].path, group, column=self._corpus.text_column)
+            arrays = read_group(self._corpus.files[file].path, group, columns=self._corpus.columns)
             self._groups[key] = DecodedGroup.decode(arrays, memory_bytes=self._group_bytes)
             self.decoded_groups += 1
             self._evict()

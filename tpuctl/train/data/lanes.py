@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32
 
-from tpuctl.text import Tokenizer
 from tpuctl.train.batch import HostBatch
+from tpuctl.train.data.documents import Documents, make_at
+from tpuctl.train.data.faults import Faults
 from tpuctl.train.data.groups import GroupCache
 from tpuctl.train.data.order import ChunkOrder
 from tpuctl.train.data.packing import Document, RowPacker
@@ -31,11 +32,15 @@ class Cursor(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaneSource:
-    """What all lanes of a reader share. ``lanes`` is the number of lanes over all hosts; ``epochs`` 0: no end."""
+    """What all lanes of a reader share. ``lanes`` is the number of lanes over all hosts; ``epochs`` 0: no end.
+
+    ``faults`` counts the rows that became no document, over all of the reader's lanes.
+    """
 
     order: ChunkOrder
     groups: GroupCache
-    tokenizer: Tokenizer
+    documents: Documents
+    faults: Faults
     lanes: int
     epochs: int
     packing: bool
@@ -49,7 +54,6 @@ class Lane:
         self._number = int(number)
         self._step, self._turn, self._place = (int(value) for value in cursor[:3])
         self._document: Document | None = None
-        self.skipped_rows = 0
 
     @property
     def cursor(self) -> Cursor:
@@ -61,6 +65,8 @@ class Lane:
         """Write the lane's next row and the cursor behind it. A lane that has ended leaves the row masked."""
         packer = RowPacker(batch, row)
         while packer.room and (document := self._current_document()) is not None:
+            if self._source.documents.whole and document.places - self._place > packer.room and not packer.is_empty:
+                break
             stop = min(document.places, self._place + packer.room)
             packer.add(document, start=self._place, stop=stop)
             self._place = stop
@@ -87,18 +93,18 @@ class Lane:
         return self._source.epochs > 0 and self._source.order.epoch(self._position) >= self._source.epochs
 
     def _read(self) -> Document | None:
-        """The document at the cursor; None for a row without text and beyond the chunk's last row."""
+        """The document at the cursor; None for a row that becomes none and beyond the chunk's last row."""
         order = self._source.order
         chunk = order.chunk(self._position)
         if self._turn >= chunk.rows:
             return None
         row = chunk.start + order.row(self._position, chunk, self._turn)
         text = self._source.groups.text(self._number, file=chunk.file, group=chunk.group, row=row)
-        encoded = self._source.tokenizer.encode(text) if text else None
-        if encoded is None or not encoded.ids.size:
-            self.skipped_rows += 1
-            return None
-        return Document.of(encoded, separator_id=self._source.tokenizer.separator_id)
+        place = self._source.groups.place(file=chunk.file, group=chunk.group, row=row)
+        made = make_at(self._source.documents, text, place=place)
+        if made.fault is not None:
+            self._source.faults.note(made.fault, place=place, detail=made.detail)
+        return made.document
 
     def _next_row(self) -> None:
         self._document = None

@@ -1,13 +1,13 @@
 """Documents into rows of a fixed length.
 
-A document of n ids takes n + 1 places: ``tokens`` are the separator and the ids, ``targets`` the ids and the
+A text of n ids takes n + 1 places: ``tokens`` are the separator and the ids, ``targets`` the ids and the
 separator. So every id is predicted, the first one too, and so is the end; nothing is predicted across documents;
 and a document that is cut at a row's end loses no target.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -21,11 +21,15 @@ CURSOR_FIELDS = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
-    """One document in the places it takes. ``num_bytes`` of the last place, the end of the document, is 0."""
+    """One document in the places it takes.
+
+    ``loss_mask`` is 1 where the target counts. ``num_bytes`` are the bytes of the targets that do; an end has none.
+    """
 
     tokens: Int32[np.ndarray, " places"]
     targets: Int32[np.ndarray, " places"]
     num_bytes: Int32[np.ndarray, " places"]
+    loss_mask: Int32[np.ndarray, " places"]
 
     @property
     def places(self) -> int:
@@ -40,6 +44,17 @@ class Document:
             tokens=np.concatenate([separator, encoded.ids]),
             targets=np.concatenate([encoded.ids, separator]),
             num_bytes=np.concatenate([encoded.num_bytes, np.zeros(1, np.int32)]),
+            loss_mask=np.ones(len(encoded.ids) + 1, np.int32),
+        )
+
+    def first(self, places: int) -> Self:
+        """The document cut to its first ``places``."""
+        return replace(
+            self,
+            tokens=self.tokens[:places],
+            targets=self.targets[:places],
+            num_bytes=self.num_bytes[:places],
+            loss_mask=self.loss_mask[:places],
         )
 
 
@@ -57,6 +72,11 @@ class RowPacker:
         """Places left."""
         return int(self._batch.tokens.shape[1]) - self._filled
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been added."""
+        return self._filled == 0
+
     def add(self, document: Document, *, start: int, stop: int) -> None:
         """Append places ``start`` to ``stop`` of a document as a segment of its own, positions from 0."""
         row, batch = self._row, self._batch
@@ -67,7 +87,7 @@ class RowPacker:
         batch.targets[row, places] = document.targets[start:stop]
         batch.segment_ids[row, places] = self._segment
         batch.positions[row, places] = np.arange(stop - start, dtype=np.int32)
-        batch.loss_mask[row, places] = 1
+        batch.loss_mask[row, places] = document.loss_mask[start:stop]
         batch.num_bytes[row] += document.num_bytes[start:stop].sum()
 
 

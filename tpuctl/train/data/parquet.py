@@ -1,6 +1,6 @@
-"""One parquet file: is it readable, has it the text column, what is in a row group. Every error names the file.
+"""One parquet file: is it readable, has it the columns, what is in a row group. Every error names the file.
 
-Only the text column is ever read, so other columns may differ between files as they like.
+Only the columns that are learned are ever read, so others may differ between files as they like.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from tpuctl.errors import DataError
 from tpuctl.storage import is_gcs
 from tpuctl.storage.object_file import ObjectFile
+from tpuctl.train.data.columns import Columns
 
 # Decoded bytes to ask the reader for at a time; a row group may be larger than memory.
 _BATCH_BYTES = 4 << 20
@@ -32,41 +33,45 @@ class Footer:
     null_rows: int
 
 
-def read_footer(path: str, *, column: str) -> Footer:
+def read_footer(path: str, *, columns: Columns) -> Footer:
     """Read and check a file's footer.
 
     Raises:
-        DataError: not a parquet file, no such column, or a column that holds no text.
+        DataError: not a parquet file, no such column, or a column that holds something else.
     """
     with _open(path) as file:
-        index = _text_column_index(file, path=path, column=column)
+        leaves = _leaves(file, path=path, columns=columns)
         metadata = file.metadata
         groups = [metadata.row_group(g) for g in range(metadata.num_row_groups)]
-        chunks = [group.column(index) for group in groups]
-        all_null = pa.types.is_null(file.schema_arrow.field(column).type)
+        chunks = [[group.column(leaf) for leaf in leaves] for group in groups]
+        all_null = any(pa.types.is_null(file.schema_arrow.field(name).type) for name in columns.names)
+        # Of a nested column the leaves count their own nulls, which are not those of rows.
+        counted = sum(_counted_nulls(leaf) for group in chunks for leaf in group) if columns.kind == "text" else 0
         return Footer(
             group_rows=tuple(group.num_rows for group in groups),
-            group_bytes=tuple(chunk.total_uncompressed_size for chunk in chunks),
-            null_rows=file.metadata.num_rows if all_null else sum(map(_counted_nulls, chunks)),
+            group_bytes=tuple(sum(leaf.total_uncompressed_size for leaf in group) for group in chunks),
+            null_rows=file.metadata.num_rows if all_null else counted,
         )
 
 
-def read_group(path: str, group: int, *, column: str) -> Iterator[pa.Array]:
-    """The text column of one row group, a few MiB at a time, as ``large_string`` arrays.
+def read_group(path: str, group: int, *, columns: Columns) -> Iterator[pa.Array]:
+    """The rows of one row group, a few MiB at a time, as ``large_string`` arrays.
 
     Raises:
         DataError: the file can't be read or decoded.
     """
     with _open(path) as file:
-        _text_column_index(file, path=path, column=column)
+        _leaves(file, path=path, columns=columns)
         chunk = file.metadata.row_group(group)
         row_bytes = 1 + chunk.total_byte_size // max(1, chunk.num_rows)
         rows = max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // row_bytes))
+        names = list(columns.names)
         try:
-            for batch in file.iter_batches(batch_size=rows, row_groups=[group], columns=[column], use_threads=False):
-                yield batch.column(0).cast(pa.large_string())
+            for batch in file.iter_batches(batch_size=rows, row_groups=[group], columns=names, use_threads=False):
+                yield columns.rows(batch, path=path)
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{path}: row group {group}, column {column!r} can't be read: {error}") from error
+            named = " and ".join(map(repr, names))
+            raise DataError(f"{path}: row group {group}, column {named} can't be read: {error}") from error
 
 
 def _open(path: str) -> pq.ParquetFile:
@@ -80,31 +85,20 @@ def _open(path: str) -> pq.ParquetFile:
         ) from error
 
 
-def _text_column_index(file: pq.ParquetFile, *, path: str, column: str) -> int:
-    """The column's number among the file's leaves, once its type is known to be text."""
+def _leaves(file: pq.ParquetFile, *, path: str, columns: Columns) -> list[int]:
+    """The numbers of the columns' leaves in the file, once their types are known to be right."""
     schema = file.schema_arrow
-    if schema.names.count(column) != 1:
-        found = ", ".join(f"{field.name} ({field.type})" for field in schema) or "none"
-        state = "no" if column not in schema.names else "more than one"
-        raise DataError(f"{path}: {state} column {column!r}; columns: {found}", hint="set data.text_column")
-    kind = schema.field(column).type
-    if not _is_text(kind):
-        raise DataError(
-            f"{path}: column {column!r} is {kind}, expected string",
-            hint="name a column of text in data.text_column, or write this one as string",
-        )
-    leaves = [file.schema.column(i).path for i in range(len(file.schema))]
-    return leaves.index(column)
+    for name in columns.names:
+        if schema.names.count(name) != 1:
+            found = ", ".join(f"{field.name} ({field.type})" for field in schema) or "none"
+            state = "no" if name not in schema.names else "more than one"
+            raise DataError(f"{path}: {state} column {name!r}; columns: {found}", hint=f"set {columns.key}")
+        columns.check(name, schema.field(name).type, path=path)
+    paths = [file.schema.column(i).path for i in range(len(file.schema))]
+    tops = tuple(f"{name}." for name in columns.names)
+    return [leaf for leaf, at in enumerate(paths) if at in columns.names or at.startswith(tops)]
 
 
 def _counted_nulls(chunk: pq.ColumnChunkMetaData) -> int:
     counted = chunk.is_stats_set and chunk.statistics.has_null_count
     return int(chunk.statistics.null_count) if counted else 0
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    """Strings of every layout; a column that is null throughout is text with nothing in it."""
-    if pa.types.is_dictionary(kind):
-        return _is_text(kind.value_type)
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
-    return any(test(kind) for test in tests)

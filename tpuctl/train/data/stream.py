@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int32
 
-from tpuctl.plan.schema import DataPlan, TrainPlan
-from tpuctl.text import bpe_vocab_size
+from tpuctl.errors import DataError
+from tpuctl.plan.schema import ChatPlan, DataPlan, TrainPlan
+from tpuctl.text import bpe_vocab_size, train_bpe
 from tpuctl.train.batch import HostBatch
-from tpuctl.train.data.corpus import Corpus
+from tpuctl.train.data.columns import row_texts
+from tpuctl.train.data.corpus import Corpus, iter_rows
+from tpuctl.train.data.documents import Documents, TextDocuments, make_at
+from tpuctl.train.data.faults import Faults
 from tpuctl.train.data.groups import GroupBudget, GroupCache
 from tpuctl.train.data.lanes import Lane, LaneSource
 from tpuctl.train.data.order import ChunkOrder
@@ -34,14 +39,15 @@ class Stream:
     epochs: int
     shuffle: bool
     seed: int
+    chat: ChatPlan | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """One step of some lanes. ``skipped_rows``: rows without text that these lanes have met since they were opened."""
+    """One step of some lanes. ``faults``: how many of each the lanes have met since they were opened."""
 
     batch: HostBatch
-    skipped_rows: int
+    faults: Int32[np.ndarray, " faults"]
 
 
 def train_stream(data: DataPlan, train: TrainPlan, *, corpus: Corpus, tokenizer: TokenizerRef) -> Stream:
@@ -55,6 +61,7 @@ def train_stream(data: DataPlan, train: TrainPlan, *, corpus: Corpus, tokenizer:
         epochs=data.epochs,
         shuffle=data.shuffle,
         seed=data.seed,
+        chat=data.chat,
     )
 
 
@@ -72,6 +79,7 @@ def eval_stream(data: DataPlan, train: TrainPlan, *, corpus: Corpus, tokenizer: 
         epochs=1,
         shuffle=True,
         seed=0,
+        chat=data.chat,
     )
 
 
@@ -82,6 +90,11 @@ def prepare_tokenizer(ref: TokenizerRef, *, corpus: Corpus) -> None:
         train_once(ref, _sample(corpus, characters=size * _SAMPLE_CHARACTERS_PER_ID))
 
 
+def train_tokenizer(corpus: Corpus, *, vocab_size: int, path: Path) -> None:
+    """Train a byte-level BPE on a sample of the corpus that is always the same, and write it to ``path``."""
+    train_bpe(_sample(corpus, characters=vocab_size * _SAMPLE_CHARACTERS_PER_ID), vocab_size=vocab_size, path=path)
+
+
 def read_stream(
     stream: Stream, *, lanes: Sequence[int], cursor: Int32[np.ndarray, "rows 4"], budget: GroupBudget | None = None
 ) -> Generator[Piece]:
@@ -90,10 +103,12 @@ def read_stream(
     Raises:
         DataError: a file or row that can't be read; names it.
     """
+    faults = Faults()
     source = LaneSource(
         order=ChunkOrder(stream.corpus, lanes=stream.lanes, seed=stream.seed, shuffle=stream.shuffle),
         groups=GroupCache(stream.corpus, lanes=len(lanes), budget=budget),
-        tokenizer=stream.tokenizer.load(),
+        documents=_documents(stream),
+        faults=faults,
         lanes=stream.lanes,
         epochs=stream.epochs,
         packing=stream.packing,
@@ -103,7 +118,35 @@ def read_stream(
         batch = empty_batch(len(opened), sequence_length=stream.sequence_length)
         for row, lane in enumerate(opened):
             lane.fill(batch, row)
-        yield Piece(batch=batch, skipped_rows=sum(lane.skipped_rows for lane in opened))
+        yield Piece(batch=batch, faults=faults.counts)
+
+
+def require_document(stream: Stream) -> None:
+    """Make sure that a stream of conversations has one to learn from: a lane would look for it for ever.
+
+    Raises:
+        DataError: every row is refused; says why the first one is.
+    """
+    if stream.chat is None:
+        return
+    documents, first = _documents(stream), ""
+    for place, row in iter_rows(stream.corpus):
+        made = make_at(documents, row, place=place)
+        if made.document is not None:
+            return
+        first = first or f"{place}: {made.detail}"
+    raise DataError(f"{stream.corpus.uri}: no conversation in it can be learned from. {first}")
+
+
+def _documents(stream: Stream) -> Documents:
+    tokenizer = stream.tokenizer.load()
+    if stream.chat is None:
+        return TextDocuments(tokenizer)
+    # Here, since a cluster's image needs Jinja only where conversations are learned.
+    from tpuctl.train.data.conversations import ChatDocuments, chat_of
+
+    chat = chat_of(tokenizer, folder=stream.tokenizer.folder(), template=stream.chat.template)
+    return ChatDocuments(chat, rules=stream.chat, sequence_length=stream.sequence_length)
 
 
 def _sample(corpus: Corpus, *, characters: int) -> Iterator[str]:
@@ -114,8 +157,8 @@ def _sample(corpus: Corpus, *, characters: int) -> Iterator[str]:
     for position in range(order.num_chunks):
         chunk = order.chunk(position)
         for row in range(chunk.start, chunk.start + chunk.rows):
-            text = groups.text(0, file=chunk.file, group=chunk.group, row=row)
-            if text:
+            found = groups.text(0, file=chunk.file, group=chunk.group, row=row)
+            for text in row_texts(found, kind=corpus.columns.kind) if found else ():
                 yield text
                 left -= len(text)
             if left <= 0:

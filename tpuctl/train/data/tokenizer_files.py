@@ -16,7 +16,7 @@ from tpuctl.text import TOKENIZER_FILE, Tokenizer, bpe_vocab_size, load_tokenize
 # What may lie beside a tokenizer and belong to it; a model's weights, which lie there too, do not.
 _FILES = (
     TOKENIZER_FILE, "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "chat_template.jinja",
+    "chat_template.jinja", "chat_templates/tool_use.jinja", "generation_config.json", "config.json",
 )  # fmt: skip
 
 
@@ -35,11 +35,20 @@ class TokenizerRef:
             DataError: it isn't there, can't be read, or has ids the model has no row for.
             StorageError: its bucket can't be read.
         """
+        name, directory = self._local()
+        return load_tokenizer(name, directory=directory, vocab_size=self.vocab_size)
+
+    def folder(self) -> Path | None:
+        """Where the tokenizer's files lie on this host; None for one that has none. Raises as ``load`` does."""
+        name, directory = self._local()
+        return None if name == "bytes" else tokenizer_path(name, directory=directory).parent
+
+    def _local(self) -> tuple[str, Path]:
+        """Its name, and the directory it is in, with the files brought here."""
         if bpe_vocab_size(self.name) is not None and is_gcs(self.directory):
-            folder = _brought_here(self.directory, needed=(TOKENIZER_FILE,))
-            return load_tokenizer(self.name, directory=folder, vocab_size=self.vocab_size)
+            return self.name, _brought_here(self.directory, needed=(TOKENIZER_FILE,))
         name = _local_name(self.name) if is_gcs(self.name) else self.name
-        return load_tokenizer(name, directory=Path(self.directory), vocab_size=self.vocab_size)
+        return name, Path(self.directory)
 
 
 def train_once(ref: TokenizerRef, texts: Iterable[str]) -> None:
@@ -76,9 +85,8 @@ def _brought_here(folder: str, *, needed: tuple[str, ...]) -> Path:
     for name in dict.fromkeys([*needed, *_FILES]):
         try:
             found[name] = storage.stat(join(folder, name)).generation
-        except NotFoundError as error:
-            if type(error) is not NotFoundError:
-                raise
+        except NotFoundError:
+            continue
     if not any(name in found for name in needed):
         raise DataError(f"no tokenizer at {folder}: there is no {' and no '.join(needed)}")
     key = hashlib.sha256(repr((folder, sorted(found.items()))).encode()).hexdigest()[:24]

@@ -1,0 +1,68 @@
+"""The real model, loaded and run by us, against what transformers made of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.fakes.shardings import param_shardings
+from tpuctl.mesh import create_mesh
+from tpuctl.model_folder import read_config
+from tpuctl.modelspec.huggingface import spec_from_config
+from tpuctl.nn.decoder import TokenRows
+from tpuctl.nn.params import bind
+from tpuctl.nn.weights import load_params
+from tpuctl.plan.schema import MeshPlan
+
+FOLDER = os.environ.get("TPUCTL_TEST_MODEL", "")
+REFERENCE = json.loads(Path(__file__).with_name("smollm2.json").read_text())
+LENGTH = 64
+# Both in float32, in another order of sums; logits are around 20.
+TOLERANCE = 1e-3
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not FOLDER, reason="TPUCTL_TEST_MODEL names no folder; python -m tests.models.fetch makes one"),
+]
+
+
+@pytest.fixture(scope="module")
+def next_logits() -> Any:
+    """Logits of the token after some ids; the weights come through a mesh of eight devices."""
+    spec = spec_from_config(read_config(FOLDER))
+    mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=8, tensor=1))
+    shardings = param_shardings(spec, mesh)
+    loaded = load_params(spec, FOLDER, family="llama", shardings=shardings, dtype=jnp.float32)
+    params = jax.device_put(loaded.params, jax.devices()[0])
+
+    @jax.jit
+    def logits(params: Any, ids: Any, at: Any) -> Any:
+        positions = jnp.arange(LENGTH)[None]
+        rows = TokenRows(tokens=ids, positions=positions, segment_ids=jnp.ones_like(positions))
+        return bind(spec, params).logits(rows)[0, at]
+
+    def of(ids: list[int]) -> np.ndarray:
+        padded = np.zeros((1, LENGTH), np.int32)
+        padded[0, : len(ids)] = ids
+        return np.asarray(logits(params, padded, len(ids) - 1))
+
+    return of
+
+
+@pytest.mark.parametrize("case", REFERENCE["cases"], ids=lambda case: f"{len(case['input_ids'])} ids")
+def test_real_model_gives_the_logits_and_the_text_that_transformers_does(case: dict[str, Any], next_logits) -> None:
+    found = next_logits(case["input_ids"])
+    best = np.argsort(found)[::-1][:5]
+    assert best.tolist() == case["top5_ids"]
+    np.testing.assert_allclose(found[best], case["top5_logits"], atol=TOLERANCE)
+    ids = list(case["input_ids"])
+    for wanted in case["greedy_ids"]:
+        ids.append(int(np.argmax(next_logits(ids))))
+        assert ids[-1] == wanted

@@ -1,0 +1,149 @@
+"""``tpuctl models``: what a model is before anything is run with it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tpuctl.cli import console
+from tpuctl.cli.options import Output, OutputOption
+
+if TYPE_CHECKING:
+    from tpuctl.model_folder import WeightFiles
+    from tpuctl.modelspec import ModelSpec
+
+models = typer.Typer(no_args_is_help=True, help="Look into models.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """A model: its spec, where it stands, and the weights and tokenizer that are there."""
+
+    kind: str
+    place: str
+    spec: ModelSpec
+    weights: WeightFiles | None = None
+    tokenizer: tuple[str, ...] = ()
+
+
+@models.command()
+def show(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="A model folder, local or gs://; a preset; or a run directory.", show_default=False
+        ),
+    ],
+    output: OutputOption = Output.text,
+) -> None:
+    """Show a model's architecture, its size, and what would be read of it. Reads headers, never weights."""
+    found = _find(source)
+    if output is Output.json:
+        console.print_json(_document(found))
+        return
+    for name, text in _lines(found):
+        console.out(f"{name:<10}  {text}")
+
+
+def _find(source: str) -> _Found:
+    """The model of that name or at that place.
+
+    Raises:
+        UsageError: neither a preset nor a place that holds a model.
+        WeightsError: a folder whose files do not add up.
+    """
+    from tpuctl.modelspec import PRESETS
+
+    if source in PRESETS:
+        return _Found(kind="preset", place=source, spec=PRESETS[source])
+    place = source.rstrip("/") if "://" in source else str(Path(source).expanduser().absolute())
+    return _run(place) or _folder(place, asked=source)
+
+
+def _run(place: str) -> _Found | None:
+    from tpuctl.plan.schema import TrainingPlan, plan_from_json
+    from tpuctl.runs.record import read_record
+
+    record = read_record(place)
+    plan = plan_from_json(record.plan) if record is not None else None
+    if not isinstance(plan, TrainingPlan):
+        return None
+    return _Found(kind="run", place=place, spec=plan.model, tokenizer=(plan.data.tokenizer,))
+
+
+def _folder(place: str, *, asked: str) -> _Found:
+    from tpuctl.errors import UsageError
+    from tpuctl.model_folder import open_weights, tokenizer_files
+    from tpuctl.modelspec import PRESETS
+    from tpuctl.plan.source import open_source
+
+    if "/" not in asked and not Path(place).exists():
+        raise UsageError(f"no preset {asked!r}, and no such folder", hint=f"presets: {', '.join(PRESETS)}")
+    source = open_source(place)
+    return _Found(
+        kind="folder",
+        place=place,
+        spec=source.spec,
+        weights=open_weights(place),
+        tokenizer=tokenizer_files(place),
+    )
+
+
+def _lines(found: _Found) -> list[tuple[str, str]]:
+    from tpuctl.modelspec import num_parameters
+
+    spec = found.spec
+    heads = f"{spec.num_heads}/{spec.num_kv_heads} heads × {spec.head_dim}"
+    head = "tied embedding" if spec.tied_embedding else "a head of its own"
+    lines = [
+        ("model", f"{spec.name} ({found.kind} {found.place})"),
+        ("parameters", f"{num_parameters(spec):,}" + " without the embedding" * (not spec.vocab_size)),
+        ("shape", f"hidden {spec.hidden_size}, {spec.num_layers} layers, {heads}, mlp {spec.mlp_size}, {head}"),
+        ("vocabulary", str(spec.vocab_size or "the tokenizer's")),
+        ("special", _special(spec)),
+        ("tokenizer", ", ".join(found.tokenizer) or "none"),
+        ("weights", _weights(found)),
+    ]
+    return [(name, text) for name, text in lines if text]
+
+
+def _special(spec: ModelSpec) -> str:
+    """What sets the model apart from a plain one: fields that are not at their default."""
+    from dataclasses import MISSING, fields
+
+    special = [f for f in fields(spec) if f.default is not MISSING and getattr(spec, f.name) != f.default]
+    return ", ".join(f"{f.name} {getattr(spec, f.name)}" for f in special if f.name != "tied_embedding")
+
+
+def _weights(found: _Found) -> str:
+    if found.weights is None:
+        return "those of its checkpoints" if found.kind == "run" else "none: drawn from train.seed"
+    weights = found.weights
+    files = f"{len(weights.files)} file{'s' * (len(weights.files) > 1)}"
+    return f"{len(weights.tensors)} tensors, {weights.num_bytes / 1e9:.2f} GB of {', '.join(weights.dtypes)} in {files}"
+
+
+def _document(found: _Found) -> dict[str, Any]:
+    from tpuctl.modelspec import num_parameters
+
+    return {
+        "schema": "tpuctl.model/1",
+        "kind": found.kind,
+        "source": found.place,
+        "parameters": num_parameters(found.spec),
+        "spec": asdict(found.spec),
+        "tokenizer": list(found.tokenizer),
+        "weights": None if found.weights is None else _weights_document(found.weights),
+    }
+
+
+def _weights_document(weights: WeightFiles) -> dict[str, Any]:
+    return {
+        "tensors": len(weights.tensors),
+        "num_bytes": weights.num_bytes,
+        "dtypes": list(weights.dtypes),
+        "files": [{"uri": file.uri, "num_bytes": file.size, "tensors": len(file.tensors)} for file in weights.files],
+    }

@@ -1,0 +1,151 @@
+"""What one step computes, for one device of the mesh: pure functions, no jit.
+
+A ragged row of tokens goes through the decoder over the KV pages; from the last token of each sequence comes one
+drawn token. On a mesh these run inside ``jax.shard_map``, heads and vocabulary split over ``tensor``: each device
+makes all rows' logits for its part of the vocabulary, trades them for whole rows, and draws its share of the rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Float, Float32, Int32
+
+from tpuctl.engine import sampling
+from tpuctl.engine.attention import PagedAttention, PagedKernel, PageShape
+from tpuctl.engine.batch import EXCLUDED
+from tpuctl.engine.placement import param_shapes, stacked
+from tpuctl.engine.sampling import Explained, SamplingRows
+from tpuctl.modelspec import ModelSpec
+from tpuctl.nn.decoder import Decoder, ForwardOptions
+from tpuctl.nn.params import ParamTree, bind
+from tpuctl.nn.partition import Partition
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Made:
+    """What a step leaves on the devices for the host to fetch."""
+
+    tokens: Int32[Array, " r"]
+    explained: Explained
+    hidden: Float[Array, "t d"]
+
+
+jax.tree_util.register_dataclass(Made)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """The step of a model.
+
+    Attributes:
+        spec: The model.
+        partition: What is split over ``tensor``.
+        pages: Sizes of one device's pages.
+        kernel: Of attention.
+        real_vocab: Token ids that exist; ``None`` for all.
+        separate: Whether the weights come as ``placement.unstacked`` makes them.
+    """
+
+    spec: ModelSpec
+    partition: Partition
+    pages: PageShape
+    kernel: PagedKernel
+    real_vocab: int | None
+    separate: bool
+
+    def run(self, params: ParamTree, state: dict[str, Array], inputs: dict[str, Any]) -> tuple[dict[str, Array], Made]:
+        """The state after a step (pages, tokens last drawn, token counts), and what the host may fetch."""
+        decoder, rows = self._decoder(params), inputs["sampling"]
+        tokens = jnp.where(inputs["tokens"] < 0, state["last"][inputs["token_slots"]], inputs["tokens"])
+        attention = PagedAttention(
+            layout=inputs["layout"],
+            shape=self.pages,
+            kernel=self.kernel,
+            window=self.spec.sliding_window if self.spec.local_layers else None,
+            all_local=len(self.spec.local_layers) == self.spec.num_layers,
+        )
+        hidden, pages = decoder.run(
+            tokens[None],
+            inputs["positions"][None],
+            attend=attention,
+            state=state["pages"],
+            options=ForwardOptions(partition=self.partition, unroll=self.separate),
+        )
+        raw = self._logits(decoder, hidden[0][inputs["last"]])
+        drawn, explained = self._draw(raw, rows, state["counts"][inputs["slots"]])
+        counts = self._counted(state["counts"], rows, inputs["slots"], drawn)
+        state = {"pages": pages, "last": state["last"].at[inputs["slots"]].set(drawn), "counts": counts}
+        return state, Made(tokens=drawn, explained=explained, hidden=hidden[0])
+
+    def _decoder(self, params: ParamTree) -> Decoder:
+        if self.separate:
+            params = stacked(params, like=param_shapes(self.spec))
+        return bind(self.spec, params)
+
+    def _logits(self, decoder: Decoder, hidden: Float[Array, "r d"]) -> Float32[Array, "r v_shard"]:
+        """This device's part of the vocabulary; rows of the head that stand for no token are excluded."""
+        logits = decoder.project_to_vocab(hidden, partition=self.partition)
+        if self.real_vocab is None:
+            return logits
+        token = lax.broadcasted_iota(jnp.int32, logits.shape, 1) + self.partition.vocab_offset(logits.shape[1])
+        return jnp.where(token < self.real_vocab, logits, EXCLUDED)
+
+    def _draw(self, raw: Array, rows: SamplingRows, counts: Array) -> tuple[Int32[Array, " r"], Explained]:
+        shaped = sampling.shape(raw, rows, counts, first_token=self.partition.vocab_offset(raw.shape[1]))
+        drawn = self._everyones(sampling.draw(self._whole_rows(shaped), self._my_rows(rows)))
+
+        def explained(_: None) -> Explained:
+            mine = sampling.explain(self._whole_rows(raw), self._my_rows(drawn))
+            told: Explained = jax.tree.map(self._everyones, mine)
+            return told
+
+        shapes = jax.eval_shape(explained, None)
+        unexplained = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return drawn, lax.cond(rows.explained, explained, lambda _: unexplained, None)
+
+    def _counted(self, counts: Array, rows: SamplingRows, slots: Array, drawn: Array) -> Array:
+        offset = self.partition.vocab_offset(counts.shape[1])
+
+        def change(_: Array, counts: Array) -> Array:
+            return counts.at[slots].set(sampling.count(counts[slots], drawn, first_token=offset))
+
+        # A loop of one turn or none: what it carries is updated in place, which a conditional may copy.
+        counted: Array = lax.fori_loop(0, rows.penalised.astype(jnp.int32), change, counts)
+        return counted
+
+    def explain(self, params: ParamTree, hidden: Array, places: Array, targets: Array) -> Explained:
+        """Log probabilities of ``targets`` as predicted at tokens ``places`` of a step\'s hidden states."""
+        raw = self._logits(self._decoder(params), hidden[places])
+        mine = sampling.explain(self._whole_rows(raw), self._my_rows(targets))
+        told: Explained = jax.tree.map(self._everyones, mine)
+        return told
+
+    def _whole_rows(self, part: Float32[Array, "r v_shard"]) -> Float32[Array, "r_shard v"]:
+        """Trade all rows of a part of the vocabulary for some rows of all of it."""
+        if self.partition.tensor.size == 1:
+            return part
+        rows: Array = lax.all_to_all(part, "tensor", split_axis=0, concat_axis=1, tiled=True)
+        return rows
+
+    def _my_rows(self, rows: Any) -> Any:
+        size = self.partition.tensor.size
+        if size == 1:
+            return rows
+
+        def mine(x: Array) -> Array:
+            if not x.ndim:
+                return x
+            return lax.dynamic_slice_in_dim(x, lax.axis_index("tensor") * (x.shape[0] // size), x.shape[0] // size)
+
+        return jax.tree.map(mine, rows)
+
+    def _everyones(self, mine: Array) -> Array:
+        if self.partition.tensor.size == 1:
+            return mine
+        rows: Array = lax.all_gather(mine, "tensor", axis=0, tiled=True)
+        return rows
