@@ -12,7 +12,15 @@ PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 WRITE = [sys.executable, "-m", "typer", "tpuctl.cli.app", "utils", "docs", "--name", "tpuctl"]
 
 FLAGS = {
-    "bench serve": {"--concurrency", "--dataset", "--model", "--output", "--output-tokens", "--prompt-tokens", "--requests"},
+    "bench serve": {
+        "--concurrency",
+        "--dataset",
+        "--model",
+        "--output",
+        "--output-tokens",
+        "--prompt-tokens",
+        "--requests",
+    },
     "chat": {"--model", "--output", "--system"},
     "check": {"--output", "--set"},
     "cluster down": {"--all", "--name", "--output", "--quiet"},

@@ -21,7 +21,7 @@ from tpuctl.engine.engine import Engine, create_engine
 from tpuctl.engine.options import EngineOptions, buckets
 from tpuctl.engine.request import Request, SamplingParams
 from tpuctl.engine.runner import RunnerOptions
-from tpuctl.errors import DataError, JobFailedError
+from tpuctl.errors import JobFailedError
 from tpuctl.mesh import create_mesh, named_sharding
 from tpuctl.model_folder import CONFIG_FILE, GENERATION_FILE, tokenizer_files
 from tpuctl.nn.decoder import TokenRows
@@ -29,11 +29,14 @@ from tpuctl.nn.params import ParamTree, bind, init_params, logical_axes
 from tpuctl.nn.weights import load_params
 from tpuctl.plan.schema import ServingPlan
 from tpuctl.plan.serve_schema import TextPlan
+from tpuctl.serve.generation import MakeGrammar
+from tpuctl.serve.grammars import grammar_maker
 from tpuctl.serve.served import Served
 from tpuctl.serve.server import Loaded
 from tpuctl.storage import NotFoundError, join, open_storage
-from tpuctl.text import Tokenizer, load_tokenizer
+from tpuctl.text import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from tpuctl.text.chat import Chat, load_chat
+from tpuctl.text.template_files import find_templates
 from tpuctl.train.devices import verify_devices
 
 PROBE_TOKENS = 8
@@ -56,7 +59,7 @@ def load_model(plan: ServingPlan, *, simulated: bool, tell: Tell) -> Loaded:
     verify_devices(plan, simulated=simulated)
     _keep_programs(plan)
     mesh = create_mesh(plan.mesh)
-    tokenizer, chat = _text(plan)
+    tokenizer, chat, make_grammar = _text(plan)
     params = _params(plan, mesh, tell=tell)
     engine = _engine(plan, params, mesh, tokenizer)
     _warm_up(engine, tell=tell)
@@ -69,7 +72,7 @@ def load_model(plan: ServingPlan, *, simulated: bool, tell: Tell) -> Loaded:
         vocab_size=tokenizer.vocab_size,
         created=int(time.time()),
     )
-    return Loaded(engine=engine, served=served)
+    return Loaded(engine=engine, served=served, make_grammar=make_grammar)
 
 
 def _keep_programs(plan: ServingPlan) -> None:
@@ -174,18 +177,20 @@ def _said(engine: Engine, prompt: tuple[int, ...], *, steps: int) -> list[int]:
     return said
 
 
-def _text(plan: ServingPlan) -> tuple[Tokenizer, Chat | None]:
+def _text(plan: ServingPlan) -> tuple[Tokenizer, Chat | None, MakeGrammar | None]:
     with _local_folder(plan.text) as name:
         tokenizer = load_tokenizer(name, directory=Path(plan.run.directory), vocab_size=plan.model.vocab_size)
         template = None if plan.text.chat_template is None else Path(plan.text.chat_template)
-        folder = None if name == "bytes" else Path(name) if Path(name).is_dir() else Path(name).parent
-        try:
+        if name == "bytes":
+            chat = None if template is None else load_chat(tokenizer, folder=None, template_path=template)
+            return tokenizer, chat, None
+        folder = Path(name) if Path(name).is_dir() else Path(name).parent
+        chat = None
+        if template is not None or find_templates(folder):
             chat = load_chat(tokenizer, folder=folder, template_path=template)
-        except DataError:
-            if template is not None:
-                raise
-            return tokenizer, None
-    return tokenizer, chat
+        file = folder / TOKENIZER_FILE
+        make_grammar = grammar_maker(file.read_text("utf-8"), tokenizer=tokenizer) if file.is_file() else None
+    return tokenizer, chat, make_grammar
 
 
 @contextmanager

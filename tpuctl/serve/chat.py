@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpuctl.engine.request import Grammar
+from tpuctl.engine.request import Grammar, RequestError
 from tpuctl.serve.asking import Ask, Limit, Wanted, make_ask
 from tpuctl.serve.envelope import Envelope, ending
-from tpuctl.serve.generation import Generation
+from tpuctl.serve.generation import Generation, MakeGrammar
 from tpuctl.serve.logprobs import chat_logprobs
 from tpuctl.serve.prompts import chat_ids
 from tpuctl.serve.protocol import ApiError, ChatBody
+from tpuctl.serve.protocol.errors import of_engine
 from tpuctl.serve.protocol.formats import ResponseFormat
 from tpuctl.serve.sample import Delta
 from tpuctl.serve.served import Served
 from tpuctl.serve.tool_calls import Call, CallReader, can_read_calls
-
-MakeGrammar = Callable[[ResponseFormat], Grammar]
 
 
 async def ask_chat(body: ChatBody, *, served: Served, make_grammar: MakeGrammar | None) -> Ask:
@@ -28,16 +28,10 @@ async def ask_chat(body: ChatBody, *, served: Served, make_grammar: MakeGrammar 
         ApiError: Its messages or its fields can't be served.
     """
     _check(body, served=served)
-    grammar = None
-    if body.response_format is not None and body.response_format.type != "text":
-        if make_grammar is None:
-            message = f"{body.response_format.type} is not served here: answers are not bound to a form"
-            raise ApiError(message, param="response_format", code="unsupported_parameter")
-        grammar = make_grammar(body.response_format)
     wanted = Wanted(
         limit=Limit(max_tokens=body.output_limit, param=body.limit_param, prompt_param="messages"),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=grammar,
+        grammar=await _grammar(body.response_format, make_grammar),
     )
     return make_ask(body, [await chat_ids(served, body)], served=served, wanted=wanted)
 
@@ -136,6 +130,19 @@ class _Choice:
 
     def _logprobs(self, items: list[Any]) -> dict[str, Any] | None:
         return chat_logprobs(items, tokenizer=self.served.tokenizer) if self.body.logprobs else None
+
+
+async def _grammar(form: ResponseFormat | None, make_grammar: MakeGrammar | None) -> Grammar | None:
+    """What the answer is bound to; compiled on another thread, since a large schema takes its time."""
+    if form is None or form.type == "text":
+        return None
+    if make_grammar is None:
+        message = f"{form.type} is not served here: answers are not bound to a form"
+        raise ApiError(message, param="response_format", code="unsupported_parameter")
+    try:
+        return await asyncio.to_thread(make_grammar, form)
+    except RequestError as error:
+        raise of_engine(error) from error
 
 
 def _check(body: ChatBody, *, served: Served) -> None:

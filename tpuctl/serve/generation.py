@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tpuctl.engine.request import Output
+from tpuctl.engine.request import Grammar, Output
 from tpuctl.serve.asking import Ask
 from tpuctl.serve.bridge import Bridge, Group
 from tpuctl.serve.metrics import Metrics, Timing
 from tpuctl.serve.protocol.errors import timed_out, unavailable
+from tpuctl.serve.protocol.formats import ResponseFormat
 from tpuctl.serve.sample import Delta, Sample
 from tpuctl.serve.served import Served
 
@@ -35,14 +36,19 @@ class Usage:
         }
 
 
+MakeGrammar = Callable[[ResponseFormat], Grammar]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Serving:
-    """What every request is served with. ``timeout_seconds`` bounds a whole answer."""
+    """What every request is served with. ``timeout_seconds`` bounds a whole answer; without ``make_grammar`` none can
+    be bound to a form."""
 
     served: Served
     bridge: Bridge
     metrics: Metrics
     timeout_seconds: float
+    make_grammar: MakeGrammar | None = None
 
     def figures(self) -> dict[str, Any]:
         """How it goes: what runs and waits, what was made, how full the pages are, how long first tokens took."""

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from tpuctl import __version__
 from tpuctl.serve.asking import Ask
-from tpuctl.serve.chat import ChatAnswer, MakeGrammar, ask_chat
+from tpuctl.serve.chat import ChatAnswer, ask_chat
 from tpuctl.serve.completions import CompletionAnswer, ask_completion
 from tpuctl.serve.generation import Serving, generating
 from tpuctl.serve.keys import Keys
@@ -58,11 +58,10 @@ class HttpOptions:
 class Front:
     """The endpoint of one model. ``serving`` is None until the model is ready, and ``phase`` says what is awaited."""
 
-    def __init__(self, options: HttpOptions, *, make_grammar: MakeGrammar | None = None) -> None:
+    def __init__(self, options: HttpOptions) -> None:
         self.options = options
         self.serving: Serving | None = None
         self.phase = "starting"
-        self._make_grammar = make_grammar
 
     def app(self, lifespan: Lifespan | None = None) -> Starlette:
         """The ASGI app."""
@@ -132,7 +131,7 @@ class Front:
     async def _chat(self, request: Request) -> Response:
         body = await self._body(request, ChatBody)
         serving = self._serving(body.model)
-        ask = await ask_chat(body, served=serving.served, make_grammar=self._make_grammar)
+        ask = await ask_chat(body, served=serving.served, make_grammar=serving.make_grammar)
         _log(ask, body.safety_identifier or body.user)
         return await self._generated(request, ask, ChatAnswer(body, ask, served=serving.served), bool(body.stream))
 

@@ -11,7 +11,7 @@ import uvicorn
 
 from tpuctl.errors import UsageError
 from tpuctl.serve.bridge import Bridge, EngineLike
-from tpuctl.serve.generation import Serving
+from tpuctl.serve.generation import MakeGrammar, Serving
 from tpuctl.serve.http import Front
 from tpuctl.serve.metrics import Metrics
 from tpuctl.serve.served import Served
@@ -25,6 +25,7 @@ class Loaded:
 
     engine: EngineLike
     served: Served
+    make_grammar: MakeGrammar | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +109,7 @@ class Server:
             bridge=bridge,
             metrics=Metrics(bridge.stats, model_name=loaded.served.name),
             timeout_seconds=self._options.timeout_seconds,
+            make_grammar=loaded.make_grammar,
         )
         return bridge
 

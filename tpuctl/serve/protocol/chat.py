@@ -72,7 +72,9 @@ class ChatBody(SamplingFields):
         None, ge=0, le=MAX_LOGPROBS, description="with those of so many likeliest; only together with logprobs"
     )
     response_format: ResponseFormat | None = Field(
-        None, description="text; json_object and json_schema bind the answer to a grammar where the server has them"
+        None,
+        description="text, json_object, json_schema; beyond OpenAI regex and grammar (Lark). The answer is bound to it; "
+        "refused where the tokenizer is no tokenizer.json",
     )
     tools: tuple[Tool, ...] | None = Field(None, max_length=128, description="functions the model may call")
     tool_choice: checked(ToolChoice | None, check_tool_choice) = Field(  # type: ignore[valid-type]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tpuctl.serve.protocol.body import Body
 
@@ -21,5 +21,14 @@ class JsonSchemaFormat(Body):
 class ResponseFormat(Body):
     """The form of an answer."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
     json_schema: JsonSchemaFormat | None = None
+    regex: str | None = Field(None, max_length=10_000)
+    grammar: str | None = Field(None, max_length=100_000)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        for name in ("json_schema", "regex", "grammar"):
+            if (getattr(self, name) is not None) != (self.type == name):
+                raise ValueError(f"type {name!r} and the field {name} go together")
+        return self
