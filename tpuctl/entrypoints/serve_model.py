@@ -21,7 +21,7 @@ from tpuctl.engine.engine import Engine, create_engine
 from tpuctl.engine.options import EngineOptions, buckets
 from tpuctl.engine.request import Request, SamplingParams
 from tpuctl.engine.runner import RunnerOptions
-from tpuctl.errors import JobFailedError
+from tpuctl.errors import DataError, JobFailedError
 from tpuctl.mesh import create_mesh, named_sharding
 from tpuctl.model_folder import CONFIG_FILE, GENERATION_FILE, tokenizer_files
 from tpuctl.nn.decoder import TokenRows
@@ -180,17 +180,26 @@ def _said(engine: Engine, prompt: tuple[int, ...], *, steps: int) -> list[int]:
 def _text(plan: ServingPlan) -> tuple[Tokenizer, Chat | None, MakeGrammar | None]:
     with _local_folder(plan.text) as name:
         tokenizer = load_tokenizer(name, directory=Path(plan.run.directory), vocab_size=plan.model.vocab_size)
-        template = None if plan.text.chat_template is None else Path(plan.text.chat_template)
+        source = _template_source(plan.text)
         if name == "bytes":
-            chat = None if template is None else load_chat(tokenizer, folder=None, template_path=template)
+            chat = None if source is None else load_chat(tokenizer, folder=None, source=source)
             return tokenizer, chat, None
         folder = Path(name) if Path(name).is_dir() else Path(name).parent
         chat = None
-        if template is not None or find_templates(folder):
-            chat = load_chat(tokenizer, folder=folder, template_path=template)
+        if source is not None or find_templates(folder):
+            chat = load_chat(tokenizer, folder=folder, source=source)
         file = folder / TOKENIZER_FILE
         make_grammar = grammar_maker(file.read_text("utf-8"), tokenizer=tokenizer) if file.is_file() else None
     return tokenizer, chat, make_grammar
+
+
+def _template_source(text: TextPlan) -> str | None:
+    if text.chat_template is None:
+        return None
+    try:
+        return Path(text.chat_template).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{text.chat_template} can't be read: {error}", hint="is it on this host?") from error
 
 
 @contextmanager

@@ -163,6 +163,6 @@ def _check(body: ChatBody, *, served: Served) -> None:
 def _check_tools(body: ChatBody, *, served: Served) -> None:
     if not body.tools or body.tool_choice == "none" or served.chat is None:
         return
-    if not can_read_calls(served.chat.template.source):
+    if not can_read_calls(served.chat.with_tools.source):
         message = f"the form in which {served.name} writes its calls is not known here"
         raise ApiError(message, param="tools", code="unsupported_parameter")

@@ -44,15 +44,13 @@ async def chat_ids(served: Served, body: ChatBody) -> Ids:
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         variables["reasoning_effort"] = body.reasoning_effort
-    _check_read(
-        served, {**{f"chat_template_kwargs.{name}": name for name in body.chat_template_kwargs or {}}, **_given(body)}
-    )
     conversation = Conversation(
         messages=[message.for_template() for message in body.messages],
         tools=tools,
         documents=body.documents,
         variables=variables,
     )
+    _check_read(served, body, conversation)
     continues = bool(body.continue_final_message)
     if body.add_generation_prompt is False and not continues:
         return await _rendered(served, conversation, lambda chat: _unanswered(chat, conversation))
@@ -79,12 +77,13 @@ def _given(body: ChatBody) -> dict[str, str]:
     tools = {"tools": "tools"} if body.tools and body.tool_choice != "none" else {}
     documents = {"documents": "documents"} if body.documents else {}
     effort = {"reasoning_effort": "reasoning_effort"} if body.reasoning_effort else {}
-    return {**tools, **documents, **effort}
+    others = {f"chat_template_kwargs.{name}": name for name in body.chat_template_kwargs or {}}
+    return {**others, **tools, **documents, **effort}
 
 
-def _check_read(served: Served, given: dict[str, str]) -> None:
-    for param, variable in given.items():
-        if served.chat is not None and not served.chat.template.reads(variable):
+def _check_read(served: Served, body: ChatBody, conversation: Conversation) -> None:
+    for param, variable in _given(body).items():
+        if served.chat is not None and not served.chat.template_for(conversation).reads(variable):
             message = f"the chat template of {served.name} does not read {variable}: it would be ignored"
             raise ApiError(message, param=param, code="unsupported_parameter")
 
@@ -98,8 +97,7 @@ def _without_special(served: Served) -> Callable[[str], Ids]:
 
 
 def _unanswered(chat: Chat, conversation: Conversation) -> Ids:
-    rendered = chat.template.render(conversation, add_generation_prompt=False)
-    return tuple(chat.tokenizer.parse(rendered.text).ids.tolist())
+    return tuple(chat.whole(conversation).ids.tolist())
 
 
 async def _rendered(served: Served, conversation: Conversation, render: Callable[[Chat], Ids]) -> Ids:

@@ -73,7 +73,7 @@ class ChatBody(SamplingFields):
     )
     response_format: ResponseFormat | None = Field(
         None,
-        description="text, json_object, json_schema; beyond OpenAI regex and grammar (Lark). The answer is bound to it; "
+        description="text, json_object, json_schema; beyond OpenAI regex and grammar (Lark). It binds the answer; "
         "refused where the tokenizer is no tokenizer.json",
     )
     tools: tuple[Tool, ...] | None = Field(None, max_length=128, description="functions the model may call")
