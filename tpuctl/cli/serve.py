@@ -27,8 +27,6 @@ from tpuctl.cli.target import open_jobs
 from tpuctl.errors import StorageError, UsageError
 
 if TYPE_CHECKING:
-    import click
-
     from tpuctl.submit.jobs import JobInfo
 
 _COLUMNS = ("ID", "STATUS", "MODEL", "URL", "SLICE")
@@ -41,7 +39,7 @@ _HELP = (
 class RecipeOrSubcommand(TyperGroup):
     """A group whose first word is a subcommand, or else what its ``run`` takes."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put ``run`` before anything that is no subcommand."""
         if args and args[0] not in (*self.commands, *ctx.help_option_names):
             args = ["run", *args]

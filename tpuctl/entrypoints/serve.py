@@ -18,7 +18,7 @@ from tpuctl.entrypoints.driver import begin, bounded
 from tpuctl.entrypoints.emit import emit, emit_event
 from tpuctl.entrypoints.failures import task_reason
 from tpuctl.entrypoints.reservation import Reservation, reserved
-from tpuctl.entrypoints.serve_host import CALLS_AT_ONCE, ServeHost
+from tpuctl.entrypoints.serve_host import CALLS_AT_ONCE, News, ServeHost
 from tpuctl.entrypoints.stopping import stop_watch
 from tpuctl.errors import JobFailedError
 from tpuctl.plan.schema import ServingPlan, plan_to_json
@@ -70,7 +70,7 @@ class _Endpoint:
         self._plan = plan
         self._stop = stop
         options = {"max_concurrency": CALLS_AT_ONCE, "max_restarts": 0, **slices.options(0)}
-        self._host = ray.remote(ServeHost).options(**options).remote(plan_to_json(plan))
+        self._host: Any = ray.remote(ServeHost).options(**options).remote(plan_to_json(plan))
         self._history = EventsWriter(plan.run.directory)
         self._num_phases = 0
         self._told: dict[str, Any] = {}
@@ -103,7 +103,7 @@ class _Endpoint:
     def _tell_news(self) -> None:
         """What the process has to tell; nothing while it is too busy to answer."""
         try:
-            news = ray.get(self._host.news.remote(since=self._num_phases), timeout=TELL_SECONDS)
+            news: News = ray.get(self._host.news.remote(since=self._num_phases), timeout=TELL_SECONDS)
         except ray.exceptions.GetTimeoutError:
             return
         self._num_phases += len(news.phases)

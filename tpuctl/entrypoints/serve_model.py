@@ -105,7 +105,9 @@ def _params(plan: ServingPlan, mesh: Mesh, *, tell: Tell) -> ParamTree:
 
 def _drawn(plan: ServingPlan, shardings: ParamTree, dtype: Any) -> ParamTree:
     def draw() -> ParamTree:
-        return jax.tree.map(lambda leaf: leaf.astype(dtype), init_params(plan.model, jax.random.key(plan.engine.seed)))
+        params = init_params(plan.model, jax.random.key(plan.engine.seed))
+        cast: ParamTree = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+        return cast
 
     drawn: ParamTree = jax.jit(draw, out_shardings=shardings)()
     return drawn
