@@ -10,7 +10,8 @@ _SIZES = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads"
 
 
 def _spec(name: str, *sizes: int, **rest: Any) -> ModelSpec:
-    return ModelSpec(name=name, **dict(zip(_SIZES, sizes, strict=True)), **rest)
+    fields: dict[str, Any] = {**dict(zip(_SIZES, sizes, strict=True)), **rest}
+    return ModelSpec(name=name, **fields)
 
 
 _UNTIED: dict[str, Any] = {"tied_embedding": False}
