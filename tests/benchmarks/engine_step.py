@@ -1,6 +1,6 @@
 """The engine's speed on one compute thread, what its step costs over the bare matrix products, and the host's part.
 
-    python -m tests.benchmarks.engine_step [--dtype float32] [--model tiny-64m] [--parts products serving host waiting]
+    python -m tests.benchmarks.engine_step [--dtype float32] [--model tiny-64m] [--parts ready serving host waiting]
 
 One thread: this process is pinned to one core before jax starts, and with it the host's part of the work. The model
 is random, of the preset's shapes and a vocabulary of 32,000; prompts of 128 tokens, 128 tokens out, greedy, no stop.
@@ -10,12 +10,11 @@ is random, of the preset's shapes and a vocabulary of 32,000; prompts of 128 tok
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 CORE = max(os.sched_getaffinity(0))
@@ -42,23 +41,44 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def serving(options: argparse.Namespace) -> None:
-    """Tokens per second of the engine, beside those that the bare products alone would allow."""
-    engine, program, params = _engine(options)
-    began = time.perf_counter()
+def ready(options: argparse.Namespace) -> None:
+    """Seconds until every shape is compiled."""
+    engine, _, _ = _engine(options)
+    began, cpu = time.perf_counter(), time.process_time()
     shapes = list(engine.warm_up())
-    print(f"ready: {len(shapes)} shapes in {time.perf_counter() - began:.1f} s", flush=True)
+    print(
+        f"{options.dtype}: {len(shapes)} shapes compiled in {time.perf_counter() - began:.1f} s, "
+        f"{time.process_time() - cpu:.1f} CPU seconds",
+        flush=True,
+    )
+
+
+def serving(options: argparse.Namespace) -> None:
+    """Tokens per second of the engine, and its decoding steps beside bare products made between them."""
+    engine, program, params = _engine(options)
     for concurrency in options.concurrency:
-        bare = _products_seconds(program, params, rows=concurrency)
-        seconds, cpu, first, gaps = _serve(engine, concurrency)
-        made = concurrency * OUT
+        products = _products(program, params, rows=concurrency)
+        _serve(engine, concurrency, out=4)  # compiles
+        measured = _serve(engine, concurrency, out=OUT, probe=products)
+        made, bare = concurrency * OUT, statistics.median(measured.probes)
         print(
-            f"{options.dtype} concurrency {concurrency}: {made / seconds:.1f} tokens/s, {made / cpu:.1f} per CPU second"
-            f" · first token {1e3 * first:.0f} ms · between tokens p50 {1e3 * statistics.median(gaps):.1f} ms"
-            f" · bare products {1e3 * bare:.1f} ms a step, {concurrency / bare:.1f} tokens/s"
-            f" · step over products {statistics.median(gaps) / bare:.2f}",
+            f"{options.dtype} concurrency {concurrency}: {made / measured.wall:.1f} tokens/s, "
+            f"{made / measured.cpu:.1f} per CPU second · first token {1e3 * measured.first_token:.0f} ms · "
+            f"decoding step {1e3 * statistics.median(measured.steps):.1f} ms · bare products {1e3 * bare:.1f} ms · "
+            f"ratio {statistics.median(measured.steps) / bare:.2f}",
             flush=True,
         )
+
+
+@dataclass(kw_only=True)
+class Served:
+    """Seconds: of all without the probes, of each decoding step, of each probe, to the first tokens."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+    first_token: float = 0.0
+    steps: list[float] = field(default_factory=list)
+    probes: list[float] = field(default_factory=list)
 
 
 def host(options: argparse.Namespace) -> None:
@@ -96,7 +116,10 @@ def host(options: argparse.Namespace) -> None:
         began = time.perf_counter()
         engine.step()
         times.append(time.perf_counter() - began)
-    print(f"host, 256 sequences: {1e3 * statistics.median(times):.3f} ms a step, p99 {1e3 * sorted(times)[-3]:.3f} ms")
+    print(
+        f"host, 256 sequences: {1e3 * statistics.median(times):.3f} ms a step, least {1e3 * min(times):.3f}, "
+        f"p99 {1e3 * sorted(times)[-3]:.3f}"
+    )
 
 
 def waiting(options: argparse.Namespace) -> None:
@@ -159,22 +182,46 @@ def _request(number: int, *, out: int = OUT) -> Any:
     return Request(request_id=str(number), prompt=prompt, sampling=SamplingParams(temperature=0.0, max_tokens=out))
 
 
-def _serve(engine: Any, concurrency: int) -> tuple[float, float, float, list[float]]:
+def _serve(engine: Any, concurrency: int, *, out: int, probe: Callable[[], Any] | None = None) -> Served:
+    """All requests at once. After every eighth decoding step a probe runs, and the step after it is not counted."""
     for i in range(concurrency):
-        engine.add_request(_request(i))
-    began, cpu = time.perf_counter(), time.process_time()
-    seen: dict[str, list[float]] = {}
+        engine.add_request(_request(i, out=out))
+    measured = Served()
+    firsts: dict[str, float] = {}
     while engine.has_work():
-        for output in engine.step():
-            seen.setdefault(output.request_id, []).append(time.perf_counter())
-    seconds = time.perf_counter() - began
-    gaps = [b - a for times in seen.values() for a, b in itertools.pairwise(times)]
-    first = statistics.median(times[0] - began for times in seen.values())
-    return seconds, time.process_time() - cpu, first, gaps
+        wall, cpu = time.perf_counter(), time.process_time()
+        outputs = engine.step()
+        seconds = time.perf_counter() - wall
+        measured.wall += seconds
+        measured.cpu += time.process_time() - cpu
+        for output in outputs:
+            firsts.setdefault(output.request_id, measured.wall)
+        decoding = len(outputs) == concurrency and engine.stats().waiting == 0
+        if decoding and probe is not None:
+            measured.steps.append(seconds)
+            if len(measured.steps) % 8 == 0:
+                _probe(measured, engine, probe)
+    measured.first_token = statistics.median(firsts.values())
+    return measured
 
 
-def _products_seconds(program: Any, params: Any, *, rows: int) -> float:
-    """The matrix products of one decoding step over the engine's own weights."""
+def _probe(measured: Served, engine: Any, probe: Callable[[], Any]) -> None:
+    """Let the step on the device end, time the probe, and start the next step."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    engine._in_flight.launched.tokens.block_until_ready()
+    measured.wall += time.perf_counter() - wall
+    measured.cpu += time.process_time() - cpu
+    began = time.perf_counter()
+    probe()
+    measured.probes.append(time.perf_counter() - began)
+    wall, cpu = time.perf_counter(), time.process_time()
+    engine.step()
+    measured.wall += time.perf_counter() - wall
+    measured.cpu += time.process_time() - cpu
+
+
+def _products(program: Any, params: Any, *, rows: int) -> Callable[[], Any]:
+    """A call that makes the matrix products of one decoding step over the engine's own weights."""
     import jax
     import jax.numpy as jnp
 
@@ -196,20 +243,11 @@ def _products_seconds(program: Any, params: Any, *, rows: int) -> float:
 
     x = jnp.ones((1, rows, program.spec.hidden_size), program.options.dtype)
     run = jax.jit(products)
-    return _median_seconds(lambda: run(params, x).block_until_ready())
+    run(params, x).block_until_ready()
+    return lambda: run(params, x).block_until_ready()
 
 
-def _median_seconds(call: Callable[[], Any], *, count: int = 15) -> float:
-    call()
-    times = []
-    for _ in range(count):
-        began = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
-
-
-PARTS = {"serving": serving, "host": host, "waiting": waiting}
+PARTS = {"ready": ready, "serving": serving, "host": host, "waiting": waiting}
 
 if __name__ == "__main__":
     main()

@@ -32,7 +32,7 @@ def _layout(parts: list[tuple[int, int]]) -> PagedLayout:
         sequence = Sequence(Request(request_id=str(slot), prompt=(1,) * 80), index=0, arrival=slot, max_length=99)
         sequence.slot = slot
         sequence.pages = [next(pages) for _ in range(-(-(start + count) // PAGE))]
-        work.append(Work(sequence=sequence, start=start, count=count, draws=True, fresh=True))
+        work.append(Work(sequence=sequence, start=start, num_tokens=count, draws=True, fresh=True))
     batch = SlotTable(SIZES, eos_ids=()).batch(work, bucket=Bucket(tokens=112, rows=8, prompts=True))
     return jax.tree.map(jnp.asarray, PagedLayout(**batch.layout))
 

@@ -84,9 +84,9 @@ class ToyModel:
             token for flown, token in self.in_flight if flown.draws and flown.sequence is sequence
         ]
         assert not item.fresh or len(tokens) == len(sequence.tokens), "a slot's last token is not the new owner's"
-        for place in range(item.start, item.start + item.count):
+        for place in range(item.start, item.start + item.num_tokens):
             self.pool.written[sequence.pages[place // self.page_size]][place % self.page_size] = tokens[place]
-        end = item.start + item.count
+        end = item.start + item.num_tokens
         read = [self.pool.written[sequence.pages[i // self.page_size]][i % self.page_size] for i in range(end)]
         assert read == tokens[:end], "a sequence reads what is not its own"
         return next_token(tokens)
@@ -114,7 +114,7 @@ def expected(prompt: list[int], max_tokens: int) -> list[int]:
 def test_schedule_long_prompt_is_cut_in_chunks_of_the_budget() -> None:
     model = ToyModel()
     model.add(list(range(40)))
-    counts = [[(item.start, item.count, item.draws) for item in model.step()] for _ in range(4)]
+    counts = [[(item.start, item.num_tokens, item.draws) for item in model.step()] for _ in range(4)]
     assert counts == [[(0, 16, False)], [(16, 16, False)], [(32, 8, True)], [(40, 1, True)]]
 
 
@@ -125,7 +125,7 @@ def test_schedule_decoding_goes_on_while_a_long_prompt_is_computed() -> None:
     model.add(list(range(100)), max_tokens=1)
     for _ in range(6):
         work = model.step()
-        assert (work[0].count, work[1].count) == (1, 15)
+        assert (work[0].num_tokens, work[1].num_tokens) == (1, 15)
 
 
 def test_schedule_one_token_short_of_the_end_is_not_overrun() -> None:
@@ -175,7 +175,7 @@ def test_prefix_same_prompt_again_computes_only_its_last_page() -> None:
     model.run()
     again = model.add(prompt)
     work = model.step()
-    assert (work[0].start, work[0].count, again.num_cached) == (12, 4, 12)
+    assert (work[0].start, work[0].num_tokens, again.num_cached) == (12, 4, 12)
     model.run()
     assert model.done["0"] == model.done["1"]
 

@@ -112,8 +112,8 @@ def naive_logits(tokens: list[int], spec: ModelSpec = SPEC) -> np.ndarray:
     return np.asarray(_forward(spec)(tiny_params(spec), padded))[: len(tokens)]
 
 
-def naive_greedy(prompt: list[int], count: int, spec: ModelSpec = SPEC) -> list[int]:
+def naive_greedy(prompt: list[int], count: int, spec: ModelSpec = SPEC, *, real_vocab: int | None = None) -> list[int]:
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(int(naive_logits(tokens, spec)[-1].argmax()))
+        tokens.append(int(naive_logits(tokens, spec)[-1][:real_vocab].argmax()))
     return tokens[len(prompt) :]

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.fakes.plans import a_plan
+from tests.infer.plans import task_plan
 from tpuctl.infer.columns import ROW_ID
 from tpuctl.infer.custom import CustomTask
 from tpuctl.infer.folder import Folder, finish, take_folder
@@ -19,8 +20,10 @@ from tpuctl.infer.output import Record
 from tpuctl.infer.parts import cut
 from tpuctl.infer.replica import Replica
 from tpuctl.infer.rows import Rows, open_rows
+from tpuctl.infer.task import Task
+from tpuctl.infer.tasks import needed_columns
 from tpuctl.infer.work import Work, work_of
-from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, TaskPlan
+from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan
 from tpuctl.plan.schema import InferencePlan
 
 Function = Callable[[dict[str, np.ndarray], np.ndarray], dict[str, Any]]
@@ -56,19 +59,7 @@ def job(uri: Path | str, output: Path | str, **changes: Any) -> InferencePlan:
         return replace(part, **mine)
 
     sample = a_plan()
-    task = TaskPlan(
-        kind="custom",
-        function="m:f",
-        directory=None,
-        inputs=(),
-        batch_rows=4,
-        ragged="pad",
-        text_column=None,
-        max_length=None,
-        too_long="quarantine",
-        pooling="mean",
-        normalise=True,
-    )
+    task = task_plan(function="m:f")
     return InferencePlan(
         kind="infer",
         entrypoint="x",
@@ -88,16 +79,13 @@ def job(uri: Path | str, output: Path | str, **changes: Any) -> InferencePlan:
 class Job:
     """A job as its driver sees it, part by part."""
 
-    def __init__(self, plan: InferencePlan, function: Function = doubled) -> None:
+    def __init__(self, plan: InferencePlan, function: Function = doubled, *, task: Task | None = None) -> None:
         self.plan = plan
-        self.rows: Rows = open_rows(plan.data, needed=plan.task.inputs)
+        self.rows: Rows = open_rows(plan.data, needed=needed_columns(plan.task))
         self.work: Work = work_of(plan, self.rows)
         self.folder: Folder = take_folder(plan.output.uri, self.work, mode=plan.output.mode)
-        task = CustomTask(
-            function,
-            inputs=plan.task.inputs or CustomTask.default_inputs(self.rows.schema),
-            batch_rows=plan.task.batch_rows,
-        )
+        inputs = plan.task.inputs or CustomTask.default_inputs(self.rows.schema)
+        task = task or CustomTask(function, inputs=inputs, batch_rows=plan.task.batch_rows)
         self.replica = Replica(self.rows, self.folder.output, task, bad_rows=plan.output.bad_rows)
 
     def parts(self) -> Iterator[Record]:

@@ -10,32 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.infer.plans import task_plan
 from tpuctl.infer.embed import EmbedTask
-from tpuctl.plan.infer_schema import TaskPlan
 
 TINY = Path(__file__).parent / "tiny_bert"
 TOLERANCE = 1e-5
 
 
-def embed_plan(**changes) -> TaskPlan:
-    fields = {
-        "kind": "embed",
-        "function": None,
-        "directory": None,
-        "inputs": (),
-        "batch_rows": 8,
-        "ragged": "pad",
-        "text_column": "text",
-        "max_length": None,
-        "too_long": "quarantine",
-        "pooling": "mean",
-        "normalise": True,
-    }
-    return TaskPlan(**{**fields, **changes})
-
-
 def vectors(folder: Path, texts: list[str | None], **changes) -> tuple[np.ndarray, dict[int, str]]:
-    worked = EmbedTask.of(embed_plan(**changes), str(folder)).work(pa.table({"text": pa.array(texts, pa.string())}))
+    plan = task_plan(kind="embed", text_column="text", batch_rows=8, **changes)
+    worked = EmbedTask.of(plan, str(folder)).work(pa.table({"text": pa.array(texts, pa.string())}))
     size = worked.columns.schema.field("embedding").type.list_size
     return worked.columns["embedding"].combine_chunks().flatten().to_numpy().reshape(-1, size), dict(worked.bad)
 

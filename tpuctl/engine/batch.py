@@ -74,10 +74,10 @@ class StepBatch:
     tokens: np.ndarray
     token_slots: np.ndarray
     positions: np.ndarray
-    layout: dict[str, np.ndarray]
+    layout: dict[str, Any]
     last: np.ndarray
     slots: np.ndarray
-    sampling: dict[str, np.ndarray]
+    sampling: dict[str, Any]
     counts: dict[int, np.ndarray] = field(default_factory=dict)
 
 
@@ -144,7 +144,7 @@ class SlotTable:
                     counts[_slot(item.sequence)] = _token_counts(item.sequence, self.sizes.vocab_size)
             self._extend_table(item.sequence)
         slots = np.full(bucket.rows, self.sizes.max_running, np.int32)
-        slots[: len(work)] = [item.sequence.slot for item in work]
+        slots[: len(work)] = [_slot(item.sequence) for item in work]
         draws = np.zeros(bucket.rows, np.bool_)
         draws[: len(work)] = [item.draws for item in work]
         tokens, token_slots, positions = self._tokens(work, bucket)
@@ -207,15 +207,15 @@ class SlotTable:
         token_slots, positions = tokens
         size = self.sizes.page_size
         lengths, ends = np.zeros(bucket.rows, np.int32), np.zeros(bucket.rows, np.int32)
-        lengths[: len(work)] = [item.start + item.count for item in work]
-        ends[: len(work)] = [item.count for item in work]
+        lengths[: len(work)] = [item.start + item.num_tokens for item in work]
+        ends[: len(work)] = [item.num_tokens for item in work]
         starts = np.concatenate([np.zeros(1, np.int32), np.cumsum(ends, dtype=np.int32)])
         pages = self._tables[token_slots, positions // size]
         blocks = _blocks(work, starts, self.sizes.query_block)
         most = bucket.tokens // self.sizes.query_block + bucket.rows if bucket.prompts else 0
         padded = np.zeros((most, 4), np.int32)
         padded[: len(blocks)] = blocks or np.zeros((0, 4), np.int32)
-        num_decodes = sum(item.count == 1 for item in work)
+        num_decodes = sum(item.num_tokens == 1 for item in work)
         return {
             "tables": self._tables[slots],
             "starts": starts,
@@ -227,7 +227,7 @@ class SlotTable:
 
     def _sampling(self, work: list[Work], slots: np.ndarray, draws: np.ndarray) -> dict[str, np.ndarray]:
         position = np.zeros(len(slots), np.int32)
-        position[: len(work)] = [item.start + item.count for item in work]
+        position[: len(work)] = [item.start + item.num_tokens for item in work]
         rows: dict[str, Any] = {name: values[slots] for name, values in self._values.items()}
         rows |= {"top_k": self._top_k[slots], "seed": self._seeds[slots], "position": position}
         live = slots[draws]
@@ -280,10 +280,10 @@ def _slot(sequence: Sequence) -> int:
 
 def _blocks(work: list[Work], starts: np.ndarray, width: int) -> list[tuple[int, int, int, int]]:
     return [
-        (row, int(starts[row]) + offset, item.start + offset, min(width, item.count - offset))
+        (row, int(starts[row]) + offset, item.start + offset, min(width, item.num_tokens - offset))
         for row, item in enumerate(work)
-        if item.count > 1
-        for offset in range(0, item.count, width)
+        if item.num_tokens > 1
+        for offset in range(0, item.num_tokens, width)
     ]
 
 

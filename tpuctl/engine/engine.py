@@ -192,7 +192,7 @@ class Engine:
         work = self._scheduler.schedule()
         if not work:
             return None
-        tokens = sum(item.count for item in work)
+        tokens = sum(item.num_tokens for item in work)
         bucket = smallest(self._shapes, tokens=tokens, rows=len(work), prompts=tokens > len(work))
         batch = self._slots.batch(work, bucket=bucket)
         self._counts["steps"] += 1

@@ -31,7 +31,7 @@ class PromptLogprobs:
         for item in work:
             if item.sequence in self._told:
                 self._explain(item, launched, at)
-            at += item.count
+            at += item.num_tokens
 
     def take(self, sequence: Sequence) -> tuple[TokenLogprobs, ...]:
         """What there is of a sequence, which is followed no more."""
@@ -41,7 +41,7 @@ class PromptLogprobs:
         told, top = self._told[item.sequence], item.sequence.request.sampling.prompt_logprobs
         assert top is not None
         # Computed again after a preemption, a token is explained already.
-        first, past = max(item.start, len(told)), min(item.start + item.count, item.sequence.num_prompt - 1)
+        first, past = max(item.start, len(told)), min(item.start + item.num_tokens, item.sequence.num_prompt - 1)
         for start in range(first, past, EXPLAINED_ROWS):
             count = min(EXPLAINED_ROWS, past - start)
             targets = np.asarray(item.sequence.tokens[start + 1 : start + 1 + count], np.int32)

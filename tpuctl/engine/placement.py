@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -26,7 +27,8 @@ def place(spec: ModelSpec, params: ParamTree, *, mesh: Mesh, dtype: Any) -> Para
     """
 
     def placed(leaf: Any, names: tuple[str, ...]) -> Array:
-        return jax.device_put(jnp.asarray(leaf, dtype), named_sharding(mesh, names, shape=leaf.shape))
+        array: Array = jax.device_put(jnp.asarray(leaf, dtype), named_sharding(mesh, names, shape=leaf.shape))
+        return array
 
     axes = logical_axes(spec, tensor=mesh.shape["tensor"])
     tree: ParamTree = jax.tree.map(lambda names, leaf: placed(leaf, names), axes, params, is_leaf=_is_axes)
@@ -34,20 +36,22 @@ def place(spec: ModelSpec, params: ParamTree, *, mesh: Mesh, dtype: Any) -> Para
 
 
 def unstacked(spec: ModelSpec, params: ParamTree) -> ParamTree:
-    """Every layer's weights as arrays of their own, matrices with the contracted dimension last.
+    """Every layer's weights as arrays of their own, f32 matrices with the contracted dimension last.
 
     For XLA on CPU: a layer cut out of the stack would be copied before each product, three times the traffic of a
-    product with one row, and its matrix products are fastest when both sides are contracted along their last
-    dimension. ``stacked`` undoes it inside the jitted step, where it costs nothing.
+    product with one row, and f32 products are fastest when both sides are contracted along their last dimension.
+    (A transposed bf16 matrix it would turn into f32 for each product.) ``stacked`` undoes this inside the jitted
+    step, where it costs nothing.
     """
     axes = logical_axes(spec)
 
     def separate(path: tuple[Any, ...], names: tuple[str, ...], leaf: Array) -> list[Any]:
-        flat = names[1] == "embed" and path[-1].key not in _BACK
+        flat = leaf.dtype == jnp.float32 and names[1] == "embed" and path[-1].key not in _BACK
         return [_flat(leaf[i]) if flat else leaf[i] for i in range(leaf.shape[0])]
 
     layers = jax.tree_util.tree_map_with_path(separate, axes["layers"], params["layers"], is_leaf=_is_axes)
-    head = {"head": _flat(params["head"])} if "head" in params else {}
+    wide = "head" in params and params["head"].dtype == jnp.float32
+    head = {"head": _flat(params["head"])} if wide else {}
     return params | head | {"layers": layers}
 
 
@@ -69,13 +73,17 @@ def param_shapes(spec: ModelSpec) -> ParamTree:
     return tree
 
 
-class _Flat(tuple[Array]):
-    """Marks a matrix stored as ``[columns, d]``."""
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Flat:
+    """A weight stored as ``[columns, d]``."""
+
+    matrix: Array
 
 
 def _flat(weight: Array) -> _Flat:
     matrix = weight.reshape(weight.shape[0], -1).T
-    return _Flat((jax.device_put(np.ascontiguousarray(matrix), weight.sharding),))
+    return _Flat(matrix=jax.device_put(np.ascontiguousarray(matrix), weight.sharding))
 
 
 def _is_axes(node: Any) -> bool:
@@ -83,7 +91,4 @@ def _is_axes(node: Any) -> bool:
 
 
 def _shaped(part: Any, shape: tuple[int, ...]) -> Array:
-    return part[0].T.reshape(shape) if isinstance(part, _Flat) else part
-
-
-jax.tree_util.register_pytree_node(_Flat, lambda flat: (tuple(flat), None), lambda _, parts: _Flat(parts))
+    return part.matrix.T.reshape(shape) if isinstance(part, _Flat) else part

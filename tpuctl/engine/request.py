@@ -106,8 +106,8 @@ class SamplingParams:
         """
         for param, bounds in _NUMBERS.items():
             bounds.check(param, getattr(self, param))
-        for param, bounds in _COUNTS.items():
-            bounds.check(param, getattr(self, param))
+        for param, range_ in _COUNTS.items():
+            range_.check(param, getattr(self, param))
         if not isinstance(self.ignore_eos, bool):
             raise RequestError(f"ignore_eos must be true or false, got {self.ignore_eos!r}", param="ignore_eos")
         if self.min_tokens > self.max_tokens:
@@ -166,9 +166,9 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Output:
-    """What one step added to one sample of a request.
+    """What one step added to one sample of a request. (Not frozen: hundreds are made in each step.)
 
     Attributes:
         request_id: The request's.

@@ -99,6 +99,7 @@ class Runner:
             "slots": batch.slots,
             "sampling": SamplingRows(**(self._nothing[batch.bucket.rows] | batch.sampling)),
         }
+        made: Made
         self._state, made = self.program.step(self._params, self._state, inputs)
         made.tokens.copy_to_host_async()
         return made

@@ -83,14 +83,14 @@ class Sequence:
 
 
 class Work(NamedTuple):
-    """One sequence's part in a step: its tokens ``start`` to ``start + count`` and, if ``draws``, a new one.
+    """One sequence's part in a step: ``num_tokens`` from the one at ``start`` and, if ``draws``, a new one.
 
     ``fresh``: its first since it got its slot. A tuple, since hundreds are made in each step.
     """
 
     sequence: Sequence
     start: int
-    count: int
+    num_tokens: int
     draws: bool
     fresh: bool = False
 
@@ -135,11 +135,15 @@ class Scheduler:
 
     def schedule(self) -> list[Work]:
         """The next step, decoding sequences first. It counts as computed from here on; empty if nothing can go on."""
+        size = self.options.page_size
         for item in self._launched:
-            self._seal(item.sequence)
+            if item.start % size + item.num_tokens >= size:  # it has filled a page
+                self._seal(item.sequence)
         decodes, prompts = self._go_on()
-        prompts.extend(self._let_in(self.options.max_step_tokens - len(decodes) - sum(item.count for item in prompts)))
-        work = decodes + [item for item in prompts if item.count == 1] + [item for item in prompts if item.count > 1]
+        left = self.options.max_step_tokens - len(decodes) - sum(item.num_tokens for item in prompts)
+        prompts.extend(self._let_in(left))
+        prompts.sort(key=lambda item: item.num_tokens > 1)  # a prompt's last token is computed like a decoding one
+        work = decodes + prompts
         for sequence, _, count, draws, _ in work:
             sequence.num_computed += count
             sequence.num_pending += draws
@@ -256,4 +260,4 @@ def _can_go_on(sequence: Sequence) -> bool:
 
 def _work(sequence: Sequence, count: int, *, fresh: bool = False) -> Work:
     draws = count == sequence.remaining
-    return Work(sequence=sequence, start=sequence.num_computed, count=count, draws=draws, fresh=fresh)
+    return Work(sequence=sequence, start=sequence.num_computed, num_tokens=count, draws=draws, fresh=fresh)

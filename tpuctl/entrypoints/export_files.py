@@ -15,7 +15,7 @@ from tpuctl.modelspec.config import ModelConfigError
 from tpuctl.modelspec.huggingface import config_from_spec, spec_from_config
 from tpuctl.plan.schema import TrainingPlan
 from tpuctl.storage import join, open_storage
-from tpuctl.text import BYTES_VOCAB_SIZE, SEPARATOR, TOKENIZER_FILE, bpe_vocab_size
+from tpuctl.text import SEPARATOR, TOKENIZER_FILE, ByteTokenizer, bpe_vocab_size
 from tpuctl.train.data.tokenizer_files import TokenizerRef
 
 
@@ -87,7 +87,7 @@ def _separator_id(plan: TrainingPlan) -> int:
 def _byte_tokenizer() -> tokenizers.Tokenizer:
     """Ids that are bytes, as a byte-level BPE that never merges."""
     visible = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    vocab = {_visible(byte): byte for byte in range(BYTES_VOCAB_SIZE - 1)}
+    vocab = {_visible(byte): byte for byte in range(ByteTokenizer.separator_id)}
     made = tokenizers.Tokenizer(BPE(vocab=vocab, merges=[]))
     made.pre_tokenizer = visible
     made.decoder = decoders.ByteLevel()

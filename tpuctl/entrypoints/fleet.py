@@ -74,7 +74,7 @@ class Fleet:
 
     def _start(self, number: int) -> _Host:
         actor = self._options.start(number)
-        return _Host(number=number, actor=actor, since=time.monotonic(), hello=actor.facts.remote())
+        return _Host(number=number, actor=actor, since=time.monotonic(), hello=actor.join.remote())
 
     def _deal(self, dealer: Dealer, parts: dict[int, Part]) -> None:
         """One part to each host in turn, until all have enough: the last ones shall not all go to the first host."""
@@ -127,9 +127,6 @@ class Fleet:
 
     def _replace(self, host: _Host, dealer: Dealer, error: Exception) -> None:
         """A host's process is gone: its parts are free again, and another takes its place."""
-        cause = getattr(error, "cause", None)
-        if isinstance(cause, ray.exceptions.RayTaskError):  # it never came to be, and the reason is ours
-            raise _reason(cause) from error
         self._failures += 1
         what = f"host {host.number}: its process died"
         if self._failures > self._options.max_failures:

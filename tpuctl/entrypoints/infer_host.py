@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 
@@ -14,10 +14,7 @@ from tpuctl.infer.output import Output
 from tpuctl.infer.parts import Part
 from tpuctl.infer.replica import Done, Replica
 from tpuctl.infer.rows import Rows
-from tpuctl.plan.schema import SlicePlan, plan_from_json
-
-if TYPE_CHECKING:
-    from tpuctl.plan.schema import InferencePlan
+from tpuctl.plan.schema import InferencePlan, SlicePlan, plan_from_json
 
 # One part is read, one worked on, one written; one call more is left for questions.
 PARTS_AHEAD = 3
@@ -42,20 +39,23 @@ class InferHost:
 
     def __init__(self, plan_document: dict[str, Any], rows: Rows, output: Output, host: int) -> None:
         plan = plan_from_json(plan_document)
+        assert isinstance(plan, InferencePlan), "the infer entrypoint sends one"
+        self._plan, self._rows, self._output, self._host = plan, rows, output, host
+
+    def join(self) -> HostFacts:
+        """Take the chips, make the task ready, say what this host is. Of a constructor Ray would lose the reasons."""
+        plan, rows = self._plan, self._rows
         os.environ.update(plan.job.env | plan.job.secrets)
         simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
         _keep_to_own_chips(plan.slice, simulated=simulated)
         # Not at the top: the driver imports this file too, and must not touch the chips.
         from tpuctl.infer.tasks import task_of
 
-        job: InferencePlan = plan  # type: ignore[assignment]
-        self._facts = _facts(job.slice, host=host, simulated=simulated)
-        model = None if job.model is None else model_folder(job.model.uri)
-        self._replica = Replica(rows, output, task_of(job.task, rows.schema, model=model), bad_rows=job.output.bad_rows)
-
-    def facts(self) -> HostFacts:
-        """What this host is; answers once it can work."""
-        return self._facts
+        facts = _facts(plan.slice, host=self._host, simulated=simulated)
+        model = None if plan.model is None else model_folder(plan.model.uri)
+        task = task_of(plan.task, rows.schema, model=model)
+        self._replica = Replica(rows, self._output, task, bad_rows=plan.output.bad_rows)
+        return facts
 
     def do(self, part: Part) -> Done:
         """Do a part; see ``Replica``."""

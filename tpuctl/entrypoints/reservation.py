@@ -41,12 +41,13 @@ def reserved(plan: SlicePlan, *, timeout_seconds: float) -> Iterator[Reservation
     slices = _reserve(plan, timeout_seconds)
     try:
         group = slices.slice_placement_group
+        assert group is not None, "not reserved slice by slice"
         ready, _ = ray.wait([group.ready()], timeout=timeout_seconds)
         if not ready:
             raise _not_in_time(plan, timeout_seconds)
         yield Reservation(group=group, plan=plan)
     finally:
-        slices.shutdown()
+        slices.shutdown()  # type: ignore[no-untyped-call]
 
 
 def _reserve(plan: SlicePlan, timeout_seconds: float) -> SlicePlacementGroup:

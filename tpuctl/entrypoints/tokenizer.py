@@ -55,7 +55,7 @@ def train(request: Request) -> Trained:
     if path.exists():
         raise UsageError(f"{path} exists", hint="choose another folder; a tokenizer is never overwritten")
     with tempfile.TemporaryDirectory() as scratch:
-        uri = dataset_uris(request.uri, eval_uri=None, directory=Path(scratch)).train_uri
+        uri = dataset_uris(request.uri, eval_uri=None, directory=scratch).train_uri
         corpus = open_corpus(uri, columns=Columns(kind=request.kind, names=(request.column,)))
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "tokenizer_config.json").write_text(tokenizer_config(), encoding="utf-8")

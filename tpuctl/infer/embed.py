@@ -24,10 +24,10 @@ from jaxtyping import Bool, Float, Int
 from tpuctl.errors import WeightsError
 from tpuctl.infer.arrays import to_arrays
 from tpuctl.infer.task import Worked
+from tpuctl.infer.tokenizing import load_tokenizer
 from tpuctl.model_folder import read_json
 from tpuctl.nn.encoder import EncoderSpec, Weights, encode, load_encoder
 from tpuctl.plan.infer_schema import PoolingKind, TaskPlan
-from tpuctl.storage import NotFoundError, join, open_storage
 
 _SHORTEST = 16
 
@@ -79,7 +79,7 @@ class EmbedTask:
             max_length=length,
             batch_rows=plan.batch_rows,
         )
-        return cls(uri, _load_tokenizer(uri), options)
+        return cls(uri, load_tokenizer(uri), options)
 
     def work(self, rows: pa.Table) -> Worked:
         """A vector for each text; one that is null, no UTF-8 or too long is a bad row."""
@@ -137,9 +137,11 @@ class EmbedTask:
             tokens[row, : len(ids)] = ids
             mask[row, : len(ids)] = True
         placed = jax.device_put((tokens, mask), self._rows)
-        return _embed(
-            self._weights, *placed, spec=self._spec, pooling=self._options.pooling, normalise=self._options.normalise
+        options = self._options
+        vectors: Array = _embed(
+            self._weights, *placed, spec=self._spec, pooling=options.pooling, normalise=options.normalise
         )
+        return vectors
 
 
 @partial(jax.jit, static_argnames=("spec", "pooling", "normalise"))
@@ -153,26 +155,10 @@ def _embed(
     normalise: bool,
 ) -> Float[Array, "rows hidden"]:
     hidden = encode(weights, tokens, mask, spec=spec)
-    if pooling == "first":
-        pooled = hidden[:, 0]
-    else:
-        count = jnp.maximum(mask.sum(axis=1, keepdims=True), 1)
-        pooled = jnp.where(mask[..., None], hidden, 0).sum(axis=1) / count
+    pooled: Array = hidden[:, 0]
+    if pooling == "mean":
+        pooled = jnp.where(mask[..., None], hidden, 0).sum(axis=1) / jnp.maximum(mask.sum(axis=1, keepdims=True), 1)
     return pooled / jnp.maximum(jnp.linalg.norm(pooled, axis=-1, keepdims=True), 1e-12) if normalise else pooled
-
-
-def _load_tokenizer(uri: str) -> tokenizers.Tokenizer:
-    """The folder's tokenizer, without the padding and truncation that some have built in."""
-    place = join(uri, "tokenizer.json")
-    try:
-        tokenizer = tokenizers.Tokenizer.from_buffer(open_storage(place).read(place).data)
-    except NotFoundError as error:
-        raise WeightsError(f"{uri} has no tokenizer.json") from error
-    except ValueError as error:
-        raise WeightsError(f"{place} is no tokenizer: {error}") from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
 
 
 def _own_length(uri: str) -> int:

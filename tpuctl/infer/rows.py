@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 
 from tpuctl.errors import DataError, StorageError
 from tpuctl.infer.columns import one_schema
+from tpuctl.listing import ListedFile, list_files
 from tpuctl.plan.infer_schema import InferDataPlan
 from tpuctl.storage import open_storage
 from tpuctl.storage.arrow import arrow_filesystem
-from tpuctl.train.data.listing import ListedFile, list_files
 
 # Footers are waited for, not computed: far more threads than cores pay off.
 _FOOTER_THREADS = 32

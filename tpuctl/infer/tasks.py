@@ -19,10 +19,18 @@ def task_of(plan: TaskPlan, schema: pa.Schema, *, model: str | None) -> Task:
         from tpuctl.infer.custom import CustomTask
 
         return CustomTask.of(plan, schema)
-    from tpuctl.infer.embed import EmbedTask
+    assert model is not None, "plan.infer refuses other tasks without one"
+    if plan.kind == "embed":
+        from tpuctl.infer.embed import EmbedTask
 
-    assert model is not None, "plan.infer refuses an embed task without one"
-    return EmbedTask.of(plan, model)
+        return EmbedTask.of(plan, model)
+    if plan.kind == "generate":
+        from tpuctl.infer.generate import GenerateTask
+
+        return GenerateTask.of(plan, model)
+    from tpuctl.infer.score import ClassifyTask, ScoreTask
+
+    return ScoreTask.of(plan, model) if plan.kind == "score" else ClassifyTask.of(plan, model)
 
 
 def needed_columns(plan: TaskPlan) -> tuple[str, ...]:

@@ -10,8 +10,8 @@ _SIZES = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads"
 
 
 def _spec(name: str, *sizes: int, **rest: Any) -> ModelSpec:
-    fields: dict[str, Any] = {**dict(zip(_SIZES, sizes, strict=True)), **rest}
-    return ModelSpec(name=name, **fields)
+    named: dict[str, Any] = dict(zip(_SIZES, sizes, strict=True))
+    return ModelSpec(name=name, **named, **rest)
 
 
 _UNTIED: dict[str, Any] = {"tied_embedding": False}

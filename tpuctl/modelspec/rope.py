@@ -114,8 +114,8 @@ def _scaled(kind: Any, values: dict[str, Any]) -> RopeSpec:
     values.pop("mscale", None)
     values.pop("mscale_all_dim", None)
     original = values.pop("original_max_position_embeddings", None)
-    fields: dict[str, Any] = {key: value if key == "truncate" else float(value) for key, value in values.items()}
-    rope = RopeSpec(scaling=kind, **fields)
+    floats: dict[str, Any] = {key: value if key == "truncate" else float(value) for key, value in values.items()}
+    rope = RopeSpec(scaling=kind, **floats)
     return rope if original is None else dataclasses.replace(rope, original_max_positions=int(original))
 
 

@@ -24,7 +24,7 @@ from tpuctl.storage import open_storage
 
 Weights = dict[str, Array]
 
-_DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": jnp.dtype(jnp.bfloat16)}
+_DTYPES: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
 # What a folder may hold besides: the head of the classification it was trained with, and a constant.
 _UNUSED = re.compile(r"pooler\.|embeddings\.position_ids|cls\.")
 
@@ -77,7 +77,8 @@ class Encoder:
         self, tokens: Int[Array, "rows length"], mask: Bool[Array, "rows length"]
     ) -> Float[Array, "rows length hidden"]:
         """The last layer's hidden states; where ``mask`` is false is padding, which nothing attends to."""
-        return encode(self.weights, tokens, mask, spec=self.spec)
+        states: Array = encode(self.weights, tokens, mask, spec=self.spec)
+        return states
 
 
 def load_encoder(uri: str) -> Encoder:
@@ -151,7 +152,7 @@ def _attend(x: Array, mask: Array, weights: Weights, head: str, spec: EncoderSpe
     query, key, value = heads("query"), heads("key"), heads("value")
     scores = jnp.einsum("rqhd,rkhd->rhqk", query, key) / np.sqrt(query.shape[-1])
     # A row that is all padding attends to all of it: any number will do but none that isn't one.
-    scores = jnp.where(mask[:, None, None, :], scores, jnp.finfo(scores.dtype).min)
+    scores = jnp.where(mask[:, None, None, :], scores, np.finfo(np.float32).min)
     context = jnp.einsum("rhqk,rkhd->rqhd", jax.nn.softmax(scores, axis=-1), value)
     return context.reshape(x.shape)
 
@@ -182,4 +183,5 @@ def _plain(name: str) -> str:
 
 def _read(tensor: Tensor) -> np.ndarray:
     data = open_storage(tensor.file).read_range(tensor.file, tensor.start, tensor.end)
-    return np.frombuffer(data, _DTYPES[tensor.dtype]).reshape(tensor.shape).astype(np.float32)
+    stored = np.frombuffer(data, _DTYPES[tensor.dtype]).reshape(tensor.shape)
+    return np.asarray(stored, np.float32)

@@ -65,6 +65,9 @@ def _task(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> TaskPla
         findings.refuse(
             "task.function", f"a task of kind {task.kind!r} has no function", 'leave it out, or kind = "custom"'
         )
+    if (task.kind == "classify") != bool(task.choices):
+        message = "missing: there is nothing to choose from" if not task.choices else f"{task.kind!r} has no choices"
+        findings.refuse("task.choices", message, 'choices = [" yes", " no"] belong to kind = "classify"')
     return TaskPlan(
         kind=task.kind,
         function=task.function,
@@ -75,6 +78,12 @@ def _task(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> TaskPla
         text_column=None if custom else task.text_column,
         max_length=task.max_length,
         too_long=task.too_long,
+        max_tokens=task.max_tokens,
+        temperature=task.temperature,
+        top_p=task.top_p,
+        seed=task.seed,
+        choices=task.choices,
+        dtype=task.dtype,
         pooling=task.pooling,
         normalise=task.normalise,
     )

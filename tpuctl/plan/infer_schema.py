@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-TaskKind = Literal["custom", "embed"]
+TaskKind = Literal["custom", "generate", "score", "classify", "embed"]
 OutputMode = Literal["resume", "error", "overwrite", "append"]
 BadRowRule = Literal["quarantine", "fail"]
 RaggedEnd = Literal["pad", "drop", "raise"]
@@ -21,6 +21,7 @@ class InferDataPlan:
 
 
 PoolingKind = Literal["mean", "first"]
+InferDtype = Literal["bfloat16", "float32"]
 TooLongRule = Literal["quarantine", "truncate"]
 
 
@@ -49,6 +50,12 @@ class TaskPlan:
     text_column: str | None
     max_length: int | None
     too_long: TooLongRule
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    choices: tuple[str, ...]
+    dtype: InferDtype
     pooling: PoolingKind
     normalise: bool
 

@@ -9,7 +9,7 @@ import re
 from tpuctl.errors import RecipeError
 from tpuctl.plan.chat import plan_chat
 from tpuctl.plan.here import Here
-from tpuctl.plan.schema import DataPlan, Plan, RunPlan
+from tpuctl.plan.schema import DataPlan, InferencePlan, Plan, RunPlan
 from tpuctl.plan.tokenizer import check_tokenizer, is_tokenizer_file
 from tpuctl.recipe.origin import Findings, Origin
 from tpuctl.recipe.schema import Recipe, TrainingRecipe
@@ -58,22 +58,26 @@ def storage_place(key: str, uri: str, *, here: Here, findings: Findings) -> str:
 
 
 def check_shared_storage(plan: Plan, *, simulated: bool, origin: Origin | None = None) -> None:
-    """Refuse a local run directory on several real hosts: each would write its own, and no checkpoint be whole.
+    """Refuse a local run directory or output on several real hosts: each would write its own, and none be whole.
 
     The hosts of a simulated slice are processes of one machine and share its disk. ``origin`` is the recipe's, to
     point at the line.
 
     Raises:
-        RecipeError: the run directory is local, the slice has several hosts and nobody vouched for it.
+        RecipeError: such a place is local, the slice has several hosts and nobody vouched for it.
     """
-    if simulated or plan.run.shared or plan.slice.total_hosts == 1 or "://" in plan.run.directory:
+    places = {"run.directory": ("run directory", plan.run.directory)}
+    if isinstance(plan, InferencePlan):
+        places["output.uri"] = ("output folder", plan.output.uri)
+    local = [key for key, (_, place) in places.items() if "://" not in place]
+    if simulated or plan.run.shared or plan.slice.total_hosts == 1 or not local:
         return
+    what, place = places[local[0]]
     raise RecipeError(
-        f"run directory {plan.run.directory} is local, but the {plan.slice.total_hosts} hosts of the job each have a "
-        "disk of their own",
+        f"{what} {place} is local, but the {plan.slice.total_hosts} hosts of the job each have a disk of their own",
         hint="name a bucket (gs://bucket/path); or a file system that every host mounts at that path, with "
         "run.shared = true",
-        where=origin.where("run.directory") if origin else None,
+        where=origin.where(local[0]) if origin else None,
     )
 
 

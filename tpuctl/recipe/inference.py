@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tpuctl.plan.infer_schema import BadRowRule, OutputMode, PoolingKind, RaggedEnd, TaskKind, TooLongRule
+from tpuctl.plan.infer_schema import BadRowRule, InferDtype, OutputMode, PoolingKind, RaggedEnd, TaskKind, TooLongRule
 from tpuctl.recipe.settings import LARGEST_INT, setting
 
 
@@ -55,7 +55,9 @@ class TaskTable:
     """What is done with each row."""
 
     kind: TaskKind = setting(
-        doc="The task: custom is a function of your own, embed gives each text a vector.", example="custom"
+        doc="The task: custom is a function of your own; generate answers each text; score says how likely it is; "
+        "classify takes the likeliest of some endings; embed gives it a vector.",
+        example="custom",
     )
     function: str | None = setting(
         None,
@@ -84,20 +86,42 @@ class TaskTable:
         doc="What becomes of the last rows where they don't fill a batch: pad with masked rows, drop them, or raise.",
     )
 
-    text_column: str = setting("text", doc="Column that holds the text of an embed task.", also=("column", "text"))
+    text_column: str = setting("text", doc="Column of the text, for all but custom tasks.", also=("column", "text"))
     max_length: int | None = setting(
         None,
-        doc="Longest text of an embed task, with the tokens that begin and end it.",
+        doc="Longest text, with the tokens that begin and end it and those that are made.",
         unit="tokens",
         minimum=2,
         maximum=LARGEST_INT,
-        absent="what the model was made for",
+        absent="what the model was made for, of a decoder at most 2048",
         example="256",
-        also=("max_seq_length", "max_tokens"),
+        also=("max_seq_length", "max_model_len", "context_length"),
     )
     too_long: TooLongRule = setting(
-        "quarantine", doc="What becomes of a longer text: it is a bad row, or its end is left out."
+        "quarantine",
+        doc="What becomes of a longer text: it is a bad row, or it is cut: at its end to embed it, at its start else.",
     )
+    max_tokens: int = setting(
+        128,
+        doc="Longest answer of a generate task.",
+        unit="tokens",
+        minimum=1,
+        maximum=LARGEST_INT,
+        also=("max_new_tokens",),
+    )
+    temperature: float = setting(0.0, doc="Of the draw of each token; 0 takes the likeliest.", minimum=0, maximum=100)
+    top_p: float = setting(
+        1.0, doc="Draw among the fewest tokens that have this probability together.", above=0, maximum=1
+    )
+    seed: int = setting(
+        0, doc="Seed of all draws; a row's own follows from it and the row.", minimum=0, maximum=LARGEST_INT
+    )
+    choices: tuple[str, ...] = setting(
+        (),
+        doc="Endings of which a classify task takes the likeliest, each as it would follow the text.",
+        example='[" yes", " no"]',
+    )
+    dtype: InferDtype = setting("bfloat16", doc="Numbers a decoder computes with; an encoder always has float32.")
     pooling: PoolingKind = setting("mean", doc="A text's vector: the mean over its tokens, or that of the first.")
     normalise: bool = setting(True, doc="Scale each vector to length 1.", also=("normalize",))
 

@@ -13,9 +13,10 @@ from tpuctl.text.bpe import SEPARATOR, train_bpe
 from tpuctl.text.detokenize import Detokenizer
 from tpuctl.text.load import TOKENIZER_FILE, bpe_vocab_size, load_tokenizer, tokenizer_path
 from tpuctl.text.special import SpecialTokens
-from tpuctl.text.tokenizer import ByteTokenizer, Encoded, Parsed, Tokenizer
+from tpuctl.text.tokenizer import BYTES_VOCAB_SIZE, ByteTokenizer, Encoded, Parsed, Tokenizer
 
 __all__ = [
+    "BYTES_VOCAB_SIZE",
     "SEPARATOR",
     "TOKENIZER_FILE",
     "ByteTokenizer",

@@ -12,12 +12,12 @@ from tests.fakes.gcs_process import GcsService
 from tests.train.data.parquet_folders import write
 from tpuctl.entrypoints.corpus import PYTHON_STDLIB, dataset_uris
 from tpuctl.errors import DataError, StorageError
+from tpuctl.listing import list_files
 from tpuctl.storage import BucketMissingError, join, open_storage
 from tpuctl.storage.arrow import arrow_filesystem
 from tpuctl.text import TOKENIZER_FILE
 from tpuctl.train.data.columns import Columns
 from tpuctl.train.data.corpus import iter_texts, open_corpus
-from tpuctl.train.data.listing import list_files
 from tpuctl.train.data.stream import prepare_tokenizer
 from tpuctl.train.data.tokenizer_files import TokenizerRef
 

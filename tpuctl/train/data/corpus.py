@@ -15,8 +15,8 @@ from itertools import chain
 import pyarrow as pa
 
 from tpuctl.errors import DataError
+from tpuctl.listing import ListedFile, list_files
 from tpuctl.train.data.columns import Columns, not_utf8, row_texts
-from tpuctl.train.data.listing import ListedFile, list_files
 from tpuctl.train.data.parquet import Footer, read_footer, read_group
 
 _log = logging.getLogger(__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int32
@@ -145,11 +146,6 @@ def _documents(stream: Stream) -> Documents:
     from tpuctl.train.data.conversations import ChatDocuments, chat_of
 
     chat = chat_of(tokenizer, folder=stream.tokenizer.folder(), template=stream.chat.template)
-    return ChatDocuments(chat, rules=stream.chat, sequence_length=stream.sequence_length)
-
-    folder = None if ref.name == "bytes" else tokenizer_path(ref.name, directory=Path(ref.directory)).parent
-    template = None if stream.chat.template is None else Path(stream.chat.template)
-    chat = load_chat(tokenizer, folder=folder, template_path=template, clock=template_date)
     return ChatDocuments(chat, rules=stream.chat, sequence_length=stream.sequence_length)
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpuctl.errors import DataError, StorageError
+from tpuctl.listing import objects
 from tpuctl.storage import is_gcs
-from tpuctl.train.data import objects
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
 _GLOB_CHARACTERS = frozenset("*?[")

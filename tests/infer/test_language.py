@@ -1,0 +1,126 @@
+"""Generate, score and classify against the plain forward pass, on a tiny random decoder in a model folder."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+import pytest
+import tokenizers
+
+from tests.fakes.model_folders import CONFIG, write_model
+from tests.fakes.tiny_engine import VOCAB, naive_greedy, naive_logits, tiny_engine
+from tests.infer.inputs import Job, job, read, write
+from tests.infer.plans import task_plan
+from tpuctl.infer.columns import ROW_ID
+from tpuctl.infer.engine_loop import EngineLoop
+from tpuctl.infer.generate import GenerateTask
+from tpuctl.infer.language import Language
+from tpuctl.infer.score import ClassifyTask, ScoreTask
+from tpuctl.infer.tasks import task_of
+
+TEXTS = ["w1 w2 w3", "w4", "", "w8 w7 w6 w5 w4 w3 w2 w1 w158 w157 w20 w30 w40", "w3 w3 w3 w3"]
+
+
+@pytest.fixture(scope="module")
+def language() -> Language:
+    """The tiny engine's model with a tokenizer with a word for each of its ids."""
+    words = {f"w{n}": n for n in range(VOCAB)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return Language(loop=EngineLoop(tiny_engine()), tokenizer=tokenizer, max_length=40)
+
+
+def rows(texts: list[str | None]) -> pa.Table:
+    count = len(texts)
+    ids = [["f"] * count, [0] * count, list(range(count))]
+    columns = [pa.array(values, field.type) for values, field in zip(ids, ROW_ID, strict=True)]
+    return pa.table([*columns, pa.array(texts, pa.string())], names=[*ROW_ID.names, "text"])
+
+
+def ids_of(language: Language, text: str) -> list[int]:
+    return list(language.tokenizer.encode(text).ids)
+
+
+def log_likelihood(ids: list[int], *, first: int = 1) -> float:
+    logprobs = jax.nn.log_softmax(jnp.asarray(naive_logits(ids), jnp.float32), axis=-1)
+    return float(sum(logprobs[at - 1, ids[at]] for at in range(first, len(ids))))
+
+
+def test_generate_greedy_is_the_plain_forward_pass_and_bad_rows_are_apart(language: Language) -> None:
+    task = GenerateTask(language=language, plan=task_plan(kind="generate", text_column="text"))
+    worked = task.work(rows([*TEXTS, None, "w1 " * 50]))
+    assert worked.good.tolist() == [0, 1, 3, 4]
+    assert dict(worked.bad) == {
+        2: "column 'text' has no tokens",
+        5: "column 'text' is null",
+        6: "50 tokens are more than 32",
+    }
+    for row, output in zip(worked.good, worked.columns["output"].to_pylist(), strict=True):
+        assert ids_of(language, output) == naive_greedy(ids_of(language, TEXTS[row]), 8)
+
+
+def test_generate_sampled_is_the_same_alone_and_in_company(language: Language) -> None:
+    plan = task_plan(kind="generate", text_column="text", temperature=1.0)
+    task = GenerateTask(language=language, plan=plan)
+    table = rows(["w1 w2 w3", "w4", "w1 w2 w3", "w3 w3 w3 w3"])
+    together = task.work(table).columns["output"].to_pylist()
+    alone = [task.work(table.slice(row, 1)).columns["output"][0].as_py() for row in range(4)]
+    assert together == alone
+    assert together[0] != together[2]
+
+
+def test_score_is_the_sum_over_the_plain_forward_pass(language: Language) -> None:
+    task = ScoreTask(language=language, plan=task_plan(kind="score", text_column="text"))
+    worked = task.work(rows(TEXTS))
+    assert dict(worked.bad) == {1: "one token has nothing to be told from", 2: "column 'text' has no tokens"}
+    wanted = [log_likelihood(ids_of(language, TEXTS[row])) for row in (0, 3, 4)]
+    np.testing.assert_allclose(worked.columns["log_likelihood"].to_numpy(), wanted, rtol=1e-4)
+    np.testing.assert_allclose(worked.columns["perplexity"].to_numpy()[0], np.exp(-wanted[0] / 2), rtol=1e-4)
+
+
+def test_classify_takes_the_likeliest_ending(language: Language) -> None:
+    choices = ("w2", "w3 w4", "w5 w6 w7")
+    task = ClassifyTask(language=language, plan=task_plan(kind="classify", text_column="text", choices=choices))
+    worked = task.work(rows(["w1 w2 w3", "w4"]))
+    for row, text in enumerate(["w1 w2 w3", "w4"]):
+        start = ids_of(language, text)
+        wanted = [log_likelihood(start + ids_of(language, choice), first=len(start)) for choice in choices]
+        np.testing.assert_allclose(worked.columns["choice_log_likelihoods"][row].as_py(), wanted, rtol=1e-4)
+        assert worked.columns["choice"][row].as_py() == choices[int(np.argmax(wanted))]
+
+
+def test_engine_that_fails_fails_those_who_wait() -> None:
+    from tpuctl.errors import JobFailedError
+
+    def fail(*_):
+        raise ValueError("broken")
+
+    engine = SimpleNamespace(add_request=fail, step=fail, has_work=lambda: False)
+    from tpuctl.engine.request import Request
+
+    with pytest.raises(JobFailedError, match="broken"):
+        EngineLoop(engine).ask([Request(request_id="x", prompt=(1,))])
+
+
+@pytest.mark.parametrize("kind", ["generate", "score", "classify"])
+def test_task_with_a_model_folder_runs_over_all_devices_and_a_job_is_finished(tmp_path, kind) -> None:
+    write_model(tmp_path / "model")
+    words = {f"w{n}": n for n in range(CONFIG["vocab_size"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    texts = [" ".join(f"w{(7 * row + at) % len(words)}" for at in range(2 + row % 5)) for row in range(20)]
+    write(tmp_path / "in", {"a.parquet": pa.table({"text": texts})})
+    changes = {"kind": kind, "text_column": "text", "max_length": 32, "choices": ("w1", "w2 w3")}
+    plan = job(tmp_path / "in", tmp_path / "out", **changes)
+    task = task_of(plan.task, pa.schema([("text", pa.string())]), model=str(tmp_path / "model"))
+    entry = Job(plan, task=task).run()
+    assert (entry["rows"], entry["quarantined"]) == (20, 0)
+    table = read(tmp_path / "out")
+    assert table["text"].to_pylist() == texts
+    new = {"generate": "output", "score": "perplexity", "classify": "choice"}[kind]
+    assert table[new].null_count == 0

@@ -1,0 +1,109 @@
+"""One thread that drives the engine for all parts in work: their rows share its batches, and none waits for another."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from tpuctl.engine.engine import Engine
+from tpuctl.engine.request import FinishReason, Output, Request, RequestError, TokenLogprobs
+from tpuctl.errors import JobFailedError
+
+
+@dataclass(kw_only=True, slots=True)
+class Answer:
+    """What came of a request: its tokens, or, if it can't be served, why."""
+
+    token_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class _Asked:
+    """Requests of one caller, and how many of them are open."""
+
+    answers: dict[str, Answer]
+    open: int
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class EngineLoop:
+    """``ask`` from any thread. The engine itself is only ever touched by the loop's own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._waiting: list[tuple[Request, _Asked]] = []
+        self._asked: dict[str, _Asked] = {}
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        self._failure: BaseException | None = None
+        self._busy_seconds = 0.0
+        threading.Thread(target=self._run, name="engine", daemon=True).start()
+
+    def ask(self, requests: Sequence[Request]) -> list[Answer]:
+        """The answers to requests, in their order; their ids are replaced by the loop's own.
+
+        Raises:
+            JobFailedError: the engine failed.
+        """
+        named = [replace(request, request_id=str(next(self._numbers))) for request in requests]
+        asked = _Asked(answers={request.request_id: Answer() for request in named}, open=len(named))
+        if not named:
+            return []
+        with self._changed:
+            self._waiting += [(request, asked) for request in named]
+            self._changed.notify()
+        while not asked.done.wait(timeout=1):
+            if self._failure is not None:
+                raise JobFailedError(f"the engine failed: {self._failure!r}") from self._failure
+        return list(asked.answers.values())
+
+    def take_busy_seconds(self) -> float:
+        """How long the engine has stepped since this was last asked."""
+        with self._changed:
+            seconds, self._busy_seconds = self._busy_seconds, 0.0
+        return seconds
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._admit()
+                began = time.monotonic()
+                for output in self._engine.step():
+                    self._take(output)
+                with self._changed:
+                    self._busy_seconds += time.monotonic() - began
+        except Exception as error:  # noqa: BLE001 — those who wait must learn of it, whatever it is
+            self._failure = error
+
+    def _admit(self) -> None:
+        with self._changed:
+            while not self._waiting and not self._engine.has_work():
+                self._changed.wait()
+            waiting, self._waiting = self._waiting, []
+        for request, asked in waiting:
+            self._asked[request.request_id] = asked
+            try:
+                self._engine.add_request(request)
+            except RequestError as error:
+                asked.answers[request.request_id].error = error.message
+                self._close(request.request_id)
+
+    def _take(self, output: Output) -> None:
+        answer = self._asked[output.request_id].answers[output.request_id]
+        answer.token_ids += output.token_ids
+        answer.prompt_logprobs = answer.prompt_logprobs or output.prompt_logprobs
+        if output.finish_reason is not None:
+            answer.finish_reason = output.finish_reason
+            self._close(output.request_id)
+
+    def _close(self, request_id: str) -> None:
+        asked = self._asked.pop(request_id)
+        asked.open -= 1
+        if not asked.open:
+            asked.done.set()

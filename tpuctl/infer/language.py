@@ -1,0 +1,136 @@
+"""A decoder in a model folder made ready for a host's rows: its tokenizer, and an engine over this host's devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+import tokenizers
+from jax.sharding import NamedSharding
+
+from tpuctl.engine.engine import create_engine
+from tpuctl.engine.options import EngineOptions
+from tpuctl.engine.runner import RunnerOptions
+from tpuctl.errors import WeightsError
+from tpuctl.infer.arrays import to_arrays
+from tpuctl.infer.engine_loop import EngineLoop
+from tpuctl.infer.tokenizing import load_tokenizer
+from tpuctl.mesh import create_mesh, named_sharding
+from tpuctl.model_folder import GENERATION_FILE, read_config, read_json
+from tpuctl.modelspec import ModelSpec
+from tpuctl.modelspec.huggingface import spec_from_config
+from tpuctl.nn.params import ParamTree, init_params, logical_axes
+from tpuctl.nn.weights import load_params
+from tpuctl.plan.infer_schema import TaskPlan
+from tpuctl.plan.schema import MeshPlan
+
+_LONGEST = 2048
+_PAGE_TOKENS = {"tpu": 128, "cpu": 16}
+_STEP_TOKENS = 512
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompts:
+    """The token ids of the rows that are good, by number; the reason of each of the others."""
+
+    ids: dict[int, list[int]]
+    bad: dict[int, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Language:
+    """A language model at work. ``max_length`` is in tokens, prompt and output together."""
+
+    loop: EngineLoop
+    tokenizer: tokenizers.Tokenizer
+    max_length: int
+
+    @classmethod
+    def of(cls, plan: TaskPlan, uri: str) -> Self:
+        """The model in a folder, on all devices of this host that it divides over.
+
+        Raises:
+            WeightsError: no decoder there, or none that takes texts that long.
+        """
+        config = read_config(uri)
+        spec = spec_from_config(config)
+        positions = int(config.get("max_position_embeddings", _LONGEST))
+        length = plan.max_length or min(positions, _LONGEST)
+        if length > positions:
+            raise WeightsError(f"task.max_length = {length} is more than the {positions} positions of {uri}")
+        tokenizer = load_tokenizer(uri)
+        dtype = jnp.dtype(plan.dtype)
+        mesh = create_mesh(_mesh(spec), devices=jax.local_devices()[: _tensor(spec)])
+        shardings = _shardings(spec, mesh)
+        family = str(config.get("model_type"))
+        params = load_params(spec, uri, family=family, shardings=shardings, dtype=dtype).params
+        page = _PAGE_TOKENS.get(jax.default_backend(), 128)
+        options = EngineOptions(
+            max_length=length,
+            page_size=page,
+            num_pages=plan.batch_rows * -(-length // page),
+            max_running=plan.batch_rows,
+            max_step_tokens=max(_STEP_TOKENS, plan.batch_rows),
+            eos_ids=_end_ids(uri, config),
+            real_vocab=min(spec.vocab_size, tokenizer.get_vocab_size()),
+            seed=plan.seed,
+        )
+        engine = create_engine(spec, params, mesh=mesh, options=options, run=RunnerOptions(dtype=dtype))
+        return cls(loop=EngineLoop(engine), tokenizer=tokenizer, max_length=length)
+
+    def prompts(self, rows: pa.Table, column: str, *, room: int, truncate: bool) -> Prompts:
+        """The texts of a column as token ids that leave ``room`` for more; of a longer one, if wanted, its end."""
+        texts = to_arrays(rows, [column])
+        bad, limit = dict(texts.bad), self.max_length - room
+        usable = [row for row in range(rows.num_rows) if row not in bad]
+        encodings = self.tokenizer.encode_batch([texts.arrays[column][row] for row in usable])
+        ids: dict[int, list[int]] = {}
+        for row, encoding in zip(usable, encodings, strict=True):
+            found = list(encoding.ids)
+            if not found:
+                bad[row] = f"column {column!r} has no tokens"
+            elif len(found) > limit and not truncate:
+                bad[row] = f"{len(found)} tokens are more than {limit}"
+            else:
+                ids[row] = found[-limit:]
+        return Prompts(ids=ids, bad=bad)
+
+
+def good_rows(numbers: Sequence[int]) -> np.ndarray:
+    """Numbers of rows as ``Worked`` has them."""
+    return np.array(sorted(numbers), np.int64)
+
+
+def _tensor(spec: ModelSpec) -> int:
+    """The most devices over which heads, MLP and vocabulary divide."""
+    sizes = (spec.num_heads, spec.mlp_size, spec.vocab_size, spec.num_kv_heads)
+    devices = jax.local_device_count()
+    return max(count for count in range(1, devices + 1) if all(size % count == 0 for size in sizes))
+
+
+def _mesh(spec: ModelSpec) -> MeshPlan:
+    return MeshPlan(slice=1, data=1, fsdp=1, tensor=_tensor(spec))
+
+
+def _shardings(spec: ModelSpec, mesh: Any) -> ParamTree:
+    shapes = jax.eval_shape(lambda: init_params(spec, jax.random.key(0)))
+
+    def place(axes: tuple[str, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        return named_sharding(mesh, axes, shape=leaf.shape)
+
+    axes = logical_axes(spec, tensor=mesh.shape["tensor"])
+    tree: ParamTree = jax.tree.map(place, axes, shapes, is_leaf=lambda node: isinstance(node, tuple))
+    return tree
+
+
+def _end_ids(uri: str, config: dict[str, Any]) -> tuple[int, ...]:
+    """The tokens that end a text: generation_config.json's word goes before config.json's."""
+    found = (read_json(uri, GENERATION_FILE) or {}).get("eos_token_id", config.get("eos_token_id"))
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, list) else (int(found),)
