@@ -22,7 +22,8 @@ from tpuctl.errors import CheckpointError, UsageError, WeightsError
 from tpuctl.mesh import create_mesh
 from tpuctl.model_folder import open_weights
 from tpuctl.nn.weights_leaves import DTYPES
-from tpuctl.plan.schema import TrainingPlan, WeightsPlan
+from tpuctl.plan.schema import TrainingPlan
+from tpuctl.plan.weights_schema import WeightsPlan
 from tpuctl.runs.record import Attempt, begin_attempt
 from tpuctl.storage import open_storage
 from tpuctl.text import ByteTokenizer
