@@ -48,7 +48,7 @@ def save(plan: TrainingPlan, *, steps: int = 0) -> None:
     begin_attempt(plan, Attempt(number=1, submission_id="job", cluster="", tpuctl_version="0", started=0.0))
     provenance = provenance_of(plan, weights=starting_weights(plan))
     checkpoints = Checkpoints(f"{plan.run.directory}/checkpoints", provenance=provenance, keep=1)
-    checkpoints.save(steps, state)
+    checkpoints.save(steps, program.kept(state))
     checkpoints.close()
 
 

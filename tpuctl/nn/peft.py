@@ -44,7 +44,15 @@ _UNSUPPORTED = (
     "alpha_pattern",
     "target_parameters",
     "trainable_token_indices",
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "monteclora_config",
+    "use_bdlora",
+    "velora_config",
 )
+# The other ways to begin change the base weights, too.
+_BEGINNINGS = (None, True, False, "gaussian", "orthogonal", "eva")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,6 +186,7 @@ def _check_config(folder: str, config: dict[str, Any] | None, lora: LoraPlan) ->
     if config.get("peft_type") != "LORA":
         raise WeightsError(f"{folder} is an adapter of type {config.get('peft_type')!r}, not LORA")
     odd = [key for key in _UNSUPPORTED if config.get(key)] + ["bias"] * (config.get("bias", "none") != "none")
+    odd += ["init_lora_weights"] * (config.get("init_lora_weights") not in _BEGINNINGS)
     if odd:
         raise WeightsError(f"{folder} is an adapter of a kind that is not supported: it sets {', '.join(odd)}")
     differing = [
