@@ -12,6 +12,16 @@ PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 WRITE = [sys.executable, "-m", "typer", "tpuctl.cli.app", "utils", "docs", "--name", "tpuctl"]
 
 FLAGS = {
+    "bench serve": {
+        "--concurrency",
+        "--dataset",
+        "--model",
+        "--output",
+        "--output-tokens",
+        "--prompt-tokens",
+        "--requests",
+    },
+    "chat": {"--model", "--output", "--system"},
     "check": {"--output", "--set"},
     "cluster down": {"--all", "--name", "--output", "--quiet"},
     "cluster ls": {"--output", "--quiet"},
@@ -27,6 +37,11 @@ FLAGS = {
     "plan": {"--output", "--set"},
     "run": {"--cluster", "--detach", "--dry-run", "--output", "--quiet", "--set", "--wait"},
     "schema": set(),
+    "serve logs": {"--cluster", "--follow", "--host", "--output", "--tail"},
+    "serve ls": {"--cluster", "--output", "--quiet"},
+    "serve run": {"--cluster", "--detach", "--dry-run", "--output", "--quiet", "--set", "--wait"},
+    "serve status": {"--cluster", "--output"},
+    "serve stop": {"--cluster", "--no-wait", "--output", "--quiet", "--wait"},
     "slices": {"--output"},
     "stop": {"--cluster", "--no-wait", "--output", "--quiet", "--wait"},
     "tokenizer train": {"--messages-column", "--output", "--quiet", "--text-column", "--vocab-size"},

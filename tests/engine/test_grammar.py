@@ -18,6 +18,10 @@ EOS = 256
 
 @pytest.fixture(scope="module")
 def compiler() -> GrammarCompiler:
+    return byte_compiler(vocab_size=260)
+
+
+def byte_compiler(*, vocab_size: int) -> GrammarCompiler:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: i for i, letter in enumerate(letters)} | {"</s>": EOS}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -25,7 +29,7 @@ def compiler() -> GrammarCompiler:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["</s>"])
     _IDS.update({tokenizer.decode([i]): i for i in range(256)})
-    return GrammarCompiler(tokenizer.to_str(), vocab_size=260, eos_ids=(EOS,))
+    return GrammarCompiler(tokenizer.to_str(), vocab_size=vocab_size, eos_ids=(EOS,))
 
 
 _IDS: dict[str, int] = {}
@@ -86,3 +90,12 @@ def test_token_that_does_not_fit_is_refused(compiler: GrammarCompiler) -> None:
     grammar = compiler.regex("ab")
     with pytest.raises(RequestError):
         grammar.accept(_IDS["z"])
+
+
+@pytest.mark.parametrize("extra", [0, 1, 31])
+def test_mask_has_a_bit_for_each_token_and_no_further_word(extra: int) -> None:
+    grammar = byte_compiler(vocab_size=320 + extra).regex("a")
+    words = -(-(320 + extra) // 32)
+    assert len(grammar.mask()) == words
+    grammar.accept(_IDS["a"])
+    assert len(grammar.mask()) == words

@@ -5,12 +5,15 @@ python -m tests.plan.test_golden    # writes them anew; read the diff
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from tpuctl.modelspec.huggingface import spec_from_config
 from tpuctl.plan.resolve import resolve
 from tpuctl.plan.schema import plan_dumps
+from tpuctl.plan.source import ModelSource
 from tpuctl.recipe.load import load_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +21,17 @@ RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
 
 
 def golden_text(recipe: Path) -> str:
-    return plan_dumps(resolve(load_recipe(recipe), environ={}, cwd="/work"))
+    loaded = load_recipe(recipe)
+    return plan_dumps(resolve(loaded, environ={}, cwd="/work", source=golden_source(recipe)))
+
+
+def golden_source(recipe: Path) -> ModelSource | None:
+    """The model folder of a recipe that names one, as its ``config.json`` kept here describes it."""
+    config = ROOT / "tests" / "golden" / f"{recipe.stem}.config.json"
+    if not config.is_file():
+        return None
+    spec = spec_from_config(json.loads(config.read_text()), name="smollm2")
+    return ModelSource(uri="/work/models/smollm2", spec=spec, family="llama", has_tokenizer=True)
 
 
 def golden_path(recipe: Path) -> Path:

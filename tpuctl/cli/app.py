@@ -12,6 +12,8 @@ from typing import NoReturn
 import typer
 
 from tpuctl.cli import cluster, console, tokenizer
+from tpuctl.cli.bench import bench
+from tpuctl.cli.chat import chat
 from tpuctl.cli.check import check
 from tpuctl.cli.export import export
 from tpuctl.cli.infer import infer
@@ -23,6 +25,7 @@ from tpuctl.cli.options import Output, OutputOption
 from tpuctl.cli.plan import plan
 from tpuctl.cli.run import run as run_recipe
 from tpuctl.cli.schema import schema
+from tpuctl.cli.serve import serve
 from tpuctl.cli.slices import slices
 from tpuctl.cli.stop import stop
 from tpuctl.cli.train import train
@@ -53,8 +56,10 @@ def version(output: OutputOption = Output.text) -> None:
         console.out(__version__)
 
 
-for _verb in (train, infer, run_recipe, plan, check, init, schema, slices, logs, stop, export):
+for _verb in (train, infer, run_recipe, plan, check, init, schema, slices, logs, stop, export, chat):
     app.command()(_verb)
+app.add_typer(serve, name="serve")
+app.add_typer(bench, name="bench")
 app.add_typer(jobs, name="jobs")
 app.add_typer(models, name="models")
 app.add_typer(cluster.app, name="cluster")

@@ -26,8 +26,13 @@ class ReaderLeftError(Exception):
 
 def out(text: str) -> None:
     """Write one line of data to stdout."""
+    write(text + "\n")
+
+
+def write(text: str) -> None:
+    """Write data to stdout as it comes."""
     try:
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError as error:
         raise ReaderLeftError from error

@@ -24,6 +24,12 @@ SetOption = Annotated[
         "--set", metavar="TABLE.KEY=VALUE", help="Override one key of the recipe; repeat for more.", show_default=False
     ),
 ]
+EndpointArgument = Annotated[
+    str, typer.Argument(metavar="URL", help="The endpoint's address, e.g. http://127.0.0.1:8000.", show_default=False)
+]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help="Default: the endpoint's first.", show_default=False)
+]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="What stdout carries.")]
 DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and leave it running.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop, as `tpuctl plan` does.")]

@@ -22,7 +22,7 @@ PLAIN_INTERVAL_SECONDS = 5.0
 Clock = Callable[[], float]
 
 # Events that come again and again, and their fields for how far the job is and how far it goes.
-_TICKS = {"step": ("step", "steps"), "rows": ("done", "total")}
+_TICKS = {"step": ("step", "steps"), "rows": ("done", "total"), "serving": ("", "")}
 
 
 class View(Protocol):
@@ -179,6 +179,17 @@ class Wording:
             parts.append("hosts " + " ".join(f"{host}: {rows:,}" for host, rows in item["host_rows"].items()))
         return "  ".join(parts)
 
+    def _ready(self, item: Event) -> str:
+        return f"ready in {seconds(item['seconds'])}  {item['url']}  model {item['model']}\n{item['curl']}"
+
+    def _serving(self, item: Event) -> str:
+        parts = [f"{item['running']} running, {item['waiting']} waiting"]
+        if item.get("tokens_per_second") is not None:
+            parts.append(f"{item['tokens_per_second']:,.1f} tokens/s{' (simulated)' * self._simulated}")
+        if item.get("first_token_seconds") is not None:
+            parts.append(f"first token after {1000 * item['first_token_seconds']:,.0f} ms")
+        return "  ".join([*parts, f"pages {100 * item['page_use']:.0f} % in use"])
+
     def _eval(self, item: Event) -> str:
         return f"held-out  step {item['step']}  loss {item['loss']:.4f}{_bits(item)}"
 
@@ -192,8 +203,10 @@ class Wording:
         return f"note  {item['text']}"
 
     def _stopped(self, item: Event) -> str:
-        where = f"step {item['step']}" if "step" in item else f"row {item['rows']:,} of {item['total']:,}"
-        return f"stopped at {where} ({item['reason']})"
+        if "step" in item:
+            return f"stopped at step {item['step']} ({item['reason']})"
+        where = f" at row {item['rows']:,} of {item['total']:,}" if "rows" in item else ""
+        return f"stopped{where} ({item['reason']})"
 
     def _failed(self, item: Event) -> str:
         return f"failed  {item['reason']}"
@@ -243,7 +256,7 @@ def seconds(duration: float) -> str:
 
 def _is_last(item: Event) -> bool:
     done, total = (item.get(key) for key in _TICKS[item["event"]])
-    return bool(done == total)
+    return done is not None and bool(done == total)
 
 
 def _bits(item: dict[str, Any]) -> str:

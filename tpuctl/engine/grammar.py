@@ -22,6 +22,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer_json: str, *, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         """``tokenizer_json`` is the text of a ``tokenizer.json``; ``vocab_size`` the engine's number of token ids."""
         self._eos_ids = eos_ids
+        self._num_words = -(-vocab_size // 32)
         self._tokenizer = llguidance.LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=list(eos_ids))
 
     def json_schema(self, schema: dict[str, Any], *, param: str = "grammar") -> CompiledGrammar:
@@ -53,15 +54,16 @@ class GrammarCompiler:
             matcher = llguidance.LLMatcher(self._tokenizer, source(), log_level=0)
         except ValueError as error:
             raise RequestError(str(error), param=param) from error
-        return CompiledGrammar(matcher, eos_ids=self._eos_ids, param=param)
+        return CompiledGrammar(matcher, num_words=self._num_words, eos_ids=self._eos_ids, param=param)
 
 
 class CompiledGrammar:
     """A ``Grammar`` of the engine: the place one sample has come to."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, *, eos_ids: tuple[int, ...], param: str) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, *, num_words: int, eos_ids: tuple[int, ...], param: str) -> None:
         """Raises ``RequestError`` if the matcher is in an error."""
         self._matcher = matcher
+        self._num_words = num_words
         self._eos_ids = eos_ids
         self._param = param
         self._mask = self._next_mask()
@@ -78,10 +80,12 @@ class CompiledGrammar:
 
     def fork(self) -> CompiledGrammar:
         """See ``Grammar``."""
-        return CompiledGrammar(self._matcher.deep_copy(), eos_ids=self._eos_ids, param=self._param)
+        copy = self._matcher.deep_copy()
+        return CompiledGrammar(copy, num_words=self._num_words, eos_ids=self._eos_ids, param=self._param)
 
     def _next_mask(self) -> Int32[np.ndarray, " words"]:
-        words = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
+        # llguidance adds a word where the last one is full.
+        words = np.frombuffer(self._matcher.compute_bitmask(), np.int32)[: self._num_words]
         if self._matcher.is_error():
             raise RequestError(self._matcher.get_error(), param=self._param)
         if not self._matcher.is_stopped():

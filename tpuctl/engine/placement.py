@@ -36,20 +36,22 @@ def place(spec: ModelSpec, params: ParamTree, *, mesh: Mesh, dtype: Any) -> Para
 
 
 def unstacked(spec: ModelSpec, params: ParamTree) -> ParamTree:
-    """Every layer's weights as arrays of their own, matrices with the contracted dimension last.
+    """Every layer's weights as arrays of their own, f32 matrices with the contracted dimension last.
 
     For XLA on CPU: a layer cut out of the stack would be copied before each product, three times the traffic of a
-    product with one row, and its matrix products are fastest when both sides are contracted along their last
-    dimension. ``stacked`` undoes it inside the jitted step, where it costs nothing.
+    product with one row, and f32 products are fastest when both sides are contracted along their last dimension.
+    (A transposed bf16 matrix it would turn into f32 for each product.) ``stacked`` undoes this inside the jitted
+    step, where it costs nothing.
     """
     axes = logical_axes(spec)
 
     def separate(path: tuple[Any, ...], names: tuple[str, ...], leaf: Array) -> list[Any]:
-        flat = names[1] == "embed" and path[-1].key not in _BACK
+        flat = leaf.dtype == jnp.float32 and names[1] == "embed" and path[-1].key not in _BACK
         return [_flat(leaf[i]) if flat else leaf[i] for i in range(leaf.shape[0])]
 
     layers = jax.tree_util.tree_map_with_path(separate, axes["layers"], params["layers"], is_leaf=_is_axes)
-    head = {"head": _flat(params["head"])} if "head" in params else {}
+    wide = "head" in params and params["head"].dtype == jnp.float32
+    head = {"head": _flat(params["head"])} if wide else {}
     return params | head | {"layers": layers}
 
 

@@ -166,9 +166,9 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Output:
-    """What one step added to one sample of a request.
+    """What one step added to one sample of a request. (Not frozen: hundreds are made in each step.)
 
     Attributes:
         request_id: The request's.

@@ -135,8 +135,10 @@ class Scheduler:
 
     def schedule(self) -> list[Work]:
         """The next step, decoding sequences first. It counts as computed from here on; empty if nothing can go on."""
+        size = self.options.page_size
         for item in self._launched:
-            self._seal(item.sequence)
+            if item.start % size + item.num_tokens >= size:  # it has filled a page
+                self._seal(item.sequence)
         decodes, prompts = self._go_on()
         left = self.options.max_step_tokens - len(decodes) - sum(item.num_tokens for item in prompts)
         prompts.extend(self._let_in(left))

@@ -7,6 +7,7 @@ away is nobody's failure: the run goes on from the checkpoint made on the notice
 
 from __future__ import annotations
 
+from ray.exceptions import RayTaskError
 from ray.train.v2._internal.exceptions import (
     UserExceptionWithTraceback,
     WorkerGroupStartupFailedError,
@@ -67,6 +68,15 @@ def explain(error: TrainingFailedError, *, start_timeout_seconds: float) -> Tpuc
 def preemption_of(error: TrainingFailedError) -> PreemptedError | None:
     """The notice behind a failure, if any worker left on one; what the others then died of is its doing."""
     return next((cause for cause in _causes(error) if isinstance(cause, PreemptedError)), None)
+
+
+def task_reason(error: RayTaskError) -> TpuctlError:
+    """The error of ours that a task of an actor failed with, or one that says what else it was."""
+    cause = error.cause
+    if isinstance(cause, TpuctlError):
+        # Made anew: Ray has added a traceback to the text of this one.
+        return type(cause)(cause.message, hint=cause.hint, where=cause.where)
+    return JobFailedError(f"{type(cause).__name__}: {_first_line(str(cause))}")
 
 
 def known_error(error: TrainingFailedError) -> TpuctlError | None:

@@ -10,8 +10,9 @@ from typing import Any
 import ray
 
 from tpuctl.entrypoints.emit import emit
+from tpuctl.entrypoints.failures import task_reason
 from tpuctl.entrypoints.infer_host import PARTS_AHEAD, HostFacts
-from tpuctl.errors import CapacityError, JobFailedError, TpuctlError
+from tpuctl.errors import CapacityError, JobFailedError
 from tpuctl.infer.dealer import Dealer
 from tpuctl.infer.parts import Part
 from tpuctl.infer.replica import Done
@@ -96,7 +97,7 @@ class Fleet:
             try:
                 answer = ray.get(ref)
             except ray.exceptions.RayTaskError as error:
-                raise _reason(error) from error
+                raise task_reason(error) from error
             except ray.exceptions.RayError as error:
                 self._replace(host, dealer, error)
                 continue
@@ -145,14 +146,6 @@ class Fleet:
                 f"hosts {overdue} did not start within {self._options.start_seconds:.0f} s",
                 hint="has the slice been taken away? the same recipe again goes on from the parts that are done",
             )
-
-
-def _reason(error: ray.exceptions.RayTaskError) -> TpuctlError:
-    cause = error.cause
-    if isinstance(cause, TpuctlError):
-        # Made anew: Ray has added a traceback to the text of this one.
-        return type(cause)(cause.message, hint=cause.hint, where=cause.where)
-    return JobFailedError(f"{type(cause).__name__}: {_first_line(cause)}")
 
 
 def _first_line(error: BaseException) -> str:

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from tpuctl.entrypoints.emit import emit_event, warnings_as_notes
+from tpuctl.entrypoints.emit import emit_event
 from tpuctl.entrypoints.preemption import noticed
 from tpuctl.entrypoints.prepare import Text
 from tpuctl.entrypoints.stopping import StopWatch
@@ -66,7 +66,6 @@ def train_host(config: dict[str, Any]) -> HostResult:
     from tpuctl.train.devices import verify_devices
     from tpuctl.train.loop import run
 
-    warnings_as_notes()
     # Both tell of every step of a save; what matters of it comes as our own events.
     for name in ("absl", "orbax"):
         logging.getLogger(name).setLevel(logging.WARNING)

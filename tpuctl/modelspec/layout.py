@@ -57,7 +57,7 @@ def _norms(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def _norm(spec: ModelSpec, name: str) -> dict[str, tuple[int, ...]]:
-    scale = {f"{name}/scale": (spec.hidden_size,)}
+    scale: dict[str, tuple[int, ...]] = {f"{name}/scale": (spec.hidden_size,)}
     return scale if spec.norm == "rms" else {**scale, f"{name}/bias": (spec.hidden_size,)}
 
 

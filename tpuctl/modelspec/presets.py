@@ -10,7 +10,8 @@ _SIZES = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads"
 
 
 def _spec(name: str, *sizes: int, **rest: Any) -> ModelSpec:
-    return ModelSpec(name=name, **dict(zip(_SIZES, sizes, strict=True)), **rest)
+    named: dict[str, Any] = dict(zip(_SIZES, sizes, strict=True))
+    return ModelSpec(name=name, **named, **rest)
 
 
 _UNTIED: dict[str, Any] = {"tied_embedding": False}

@@ -114,7 +114,7 @@ def _scaled(kind: Any, values: dict[str, Any]) -> RopeSpec:
     values.pop("mscale", None)
     values.pop("mscale_all_dim", None)
     original = values.pop("original_max_position_embeddings", None)
-    floats = {key: value if key == "truncate" else float(value) for key, value in values.items()}
+    floats: dict[str, Any] = {key: value if key == "truncate" else float(value) for key, value in values.items()}
     rope = RopeSpec(scaling=kind, **floats)
     return rope if original is None else dataclasses.replace(rope, original_max_positions=int(original))
 

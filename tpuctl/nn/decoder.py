@@ -116,8 +116,14 @@ class Decoder(nnx.Module):
         self, hidden: Float[Array, "*b d"], *, partition: Partition = WHOLE
     ) -> Float[Array, "*b v_shard"]:
         """Logits of this device's part of the vocabulary, f32, soft-capped where the model's are."""
-        head = self.head_matrix(partition=partition)
-        logits = jnp.dot(hidden, head, preferred_element_type=jnp.float32)
+        if self.head is None and partition.fsdp.size == 1:
+            # Not by the transpose: XLA's CPU compiler would turn a bfloat16 table into float32 for each product.
+            table = self.embedding[...]
+            contracted = (((hidden.ndim - 1,), (1,)), ((), ()))
+            logits = lax.dot_general(hidden, table, contracted, preferred_element_type=jnp.float32)
+        else:
+            head = self.head_matrix(partition=partition)
+            logits = jnp.dot(hidden, head, preferred_element_type=jnp.float32)
         cap = self.spec.logits_softcap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 

@@ -29,12 +29,13 @@ from tpuctl.plan.schema import (
     TrainPlan,
     WorkPlan,
 )
+from tpuctl.plan.serve import resolve_serving
 from tpuctl.plan.slices import plan_slices
 from tpuctl.plan.source import ModelSource
 from tpuctl.plan.weights_schema import WeightsPlan
 from tpuctl.recipe.custom import CustomJobTable
 from tpuctl.recipe.origin import Findings
-from tpuctl.recipe.schema import CustomRecipe, InferenceRecipe, Recipe, TrainingRecipe
+from tpuctl.recipe.schema import CustomRecipe, InferenceRecipe, Recipe, ServingRecipe, TrainingRecipe
 from tpuctl.topology import generation
 
 ENTRYPOINTS: dict[JobKind, str] = {"train": "tpuctl.entrypoints.train", "custom": "tpuctl.entrypoints.custom"}
@@ -58,6 +59,8 @@ def resolve(
     here = Here.of(cwd, environ)
     if isinstance(recipe, InferenceRecipe):
         return resolve_inference(recipe, environ=environ, here=here)
+    if isinstance(recipe, ServingRecipe):
+        return resolve_serving(recipe, environ=environ, here=here, source=source)
     if isinstance(recipe, CustomRecipe):
         return _resolve_custom(recipe, environ=environ, here=here)
     assert isinstance(recipe, TrainingRecipe), "there is no other kind"

@@ -14,11 +14,12 @@ from typing import Any, Literal
 from tpuctl.modelspec import ModelSpec
 from tpuctl.plan.decode import PlanFormatError, decode
 from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, SourcePlan, TaskPlan
+from tpuctl.plan.serve_schema import EndpointPlan, EnginePlan, TextPlan
 from tpuctl.plan.weights_schema import LoraPlan, WeightsPlan
 
 PLAN_SCHEMA = "tpuctl.plan/1"
 
-JobKind = Literal["train", "custom", "infer"]
+JobKind = Literal["train", "custom", "infer", "serve"]
 RaggedRule = Literal["drop", "pad", "raise"]
 ResumeRule = Literal["auto", "must", "never"]
 ScheduleKind = Literal["constant", "linear", "cosine", "wsd"]
@@ -262,7 +263,24 @@ class InferencePlan(Plan):
     output: OutputPlan
 
 
-PLANS: dict[JobKind, type[Plan]] = {"train": TrainingPlan, "custom": CustomPlan, "infer": InferencePlan}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingPlan(Plan):
+    """An endpoint: a model behind OpenAI's API. Without ``weights`` they are drawn from ``engine.seed``."""
+
+    mesh: MeshPlan
+    model: ModelSpec
+    weights: WeightsPlan | None
+    text: TextPlan
+    engine: EnginePlan
+    endpoint: EndpointPlan
+
+
+PLANS: dict[JobKind, type[Plan]] = {
+    "train": TrainingPlan,
+    "custom": CustomPlan,
+    "infer": InferencePlan,
+    "serve": ServingPlan,
+}
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from tpuctl.recipe.inference import OutputTable, RowsTable, SourceTable, TaskTab
 from tpuctl.recipe.learning import CheckpointTable, ExpectTable, LoraTable, ModelTable, OptimTable, TrainTable
 from tpuctl.recipe.origin import Origin
 from tpuctl.recipe.placement import ClusterTable, JobTable, MeshTable, RunTable, SliceTable
+from tpuctl.recipe.serving import EngineTable, ServedModelTable, ServeTable
 from tpuctl.recipe.settings import setting
 
 
@@ -69,4 +70,19 @@ class InferenceRecipe(Recipe):
     output: OutputTable = _table(OutputTable, required=True)
 
 
-RECIPES: dict[JobKind, type] = {"train": TrainingRecipe, "custom": CustomRecipe, "infer": InferenceRecipe}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingRecipe(Recipe):
+    """A model behind an OpenAI-compatible endpoint."""
+
+    model: ServedModelTable = _table(ServedModelTable)
+    mesh: MeshTable = _table(MeshTable)
+    serve: ServeTable = _table(ServeTable)
+    engine: EngineTable = _table(EngineTable)
+
+
+RECIPES: dict[JobKind, type] = {
+    "train": TrainingRecipe,
+    "custom": CustomRecipe,
+    "infer": InferenceRecipe,
+    "serve": ServingRecipe,
+}

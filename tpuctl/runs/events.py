@@ -15,6 +15,8 @@ Names and fields:
     checkpoint  step, path, blocked_seconds, kind ("periodic" | "final" | "stop")
     resume      step, path
     baselines   rows: name, bits_per_byte of other models on the same held-out text
+    ready       url, model, curl, seconds (an endpoint can be used)
+    serving     running, waiting, output_tokens, tokens_per_second, page_use, first_token_seconds
     note        text
     stopped     step, path, reason; of batch inference rows, total, reason
     failed      reason, step

@@ -99,6 +99,13 @@ class FileTokenizer:
         piece = pieces.spelled if keep_special else pieces.text
         return ByteDetokenizer(piece, prompt_ids=prompt_ids, leading_spaces=pieces.leading_spaces)
 
+    def spelled(self, number: int) -> bytes:
+        """The bytes of one id alone; by the library where its decoder doesn't work token by token."""
+        if self._pieces is not None:
+            return self._pieces.spelled(number)
+        text: str = self._backend.decode([int(number)], skip_special_tokens=False)
+        return text.encode()
+
     def known_ids(self, rows: int) -> Bool[np.ndarray, " rows"]:
         """The rows of tokens; vocabularies have holes, too."""
         known = np.zeros(rows, dtype=bool)

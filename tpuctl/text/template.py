@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import jinja2
+import jinja2.meta
 
 from tpuctl.errors import DataError
 from tpuctl.text.template_environment import Clock, compiled, rendering
@@ -75,6 +76,15 @@ class ChatTemplate:
     def marks_generation(self) -> bool:
         """Whether the template says itself what the model is to write."""
         return any(node.identifier.endswith("GenerationBlock") for node in self._extension_calls())
+
+    def reads(self, name: str) -> bool:
+        """Whether the template reads a variable; one that it doesn't read would be ignored in silence."""
+        return name in jinja2.meta.find_undeclared_variables(self._template.environment.parse(self._source))
+
+    @property
+    def source(self) -> str:
+        """The text of the template itself."""
+        return self._source
 
     def render(
         self, conversation: Conversation, *, add_generation_prompt: bool = False, continue_final_message: bool = False

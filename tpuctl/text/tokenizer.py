@@ -86,6 +86,10 @@ class Tokenizer(Protocol):
         """Ids to text as they come, going on from a prompt."""
         ...
 
+    def spelled(self, number: int) -> bytes:
+        """The bytes of one id alone, a special token's name among them; none for an id that is no token."""
+        ...
+
     def known_ids(self, rows: int) -> Bool[np.ndarray, " rows"]:
         """Which of a model's rows are tokens. The others are padding and must never be sampled."""
         ...
@@ -134,6 +138,12 @@ class ByteTokenizer:
         separator = SEPARATOR.encode() if keep_special else b""
         table = [bytes([i]) for i in range(self.separator_id)] + [separator]
         return ByteDetokenizer(lambda i: table[i] if 0 <= i < len(table) else b"", prompt_ids=prompt_ids)
+
+    def spelled(self, number: int) -> bytes:
+        """The byte, or the separator's name."""
+        if number == self.separator_id:
+            return SEPARATOR.encode()
+        return bytes([number]) if 0 <= number < self.separator_id else b""
 
     def known_ids(self, rows: int) -> Bool[np.ndarray, " rows"]:
         """All bytes and the separator."""

@@ -1,0 +1,83 @@
+"""Plans of serving: what is chosen, what is refused and with which remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tpuctl.errors import RecipeError
+from tpuctl.plan.resolve import resolve
+from tpuctl.plan.schema import ServingPlan, plan_dumps, plan_loads
+from tpuctl.recipe.load import load_recipe
+
+RECIPE = """
+kind = "serve"
+[slice]
+accelerator = "v5e"
+topology = "1x1"
+[model]
+preset = "tiny-1m"
+"""
+
+
+def planned(tmp_path: Path, *overrides: str, environ: dict[str, str] | None = None) -> ServingPlan:
+    (tmp_path / "endpoint.toml").write_text(RECIPE)
+    loaded = load_recipe(tmp_path / "endpoint.toml", overrides=overrides)
+    plan = resolve(loaded, environ=environ or {}, cwd="/work")
+    assert isinstance(plan, ServingPlan)
+    return plan
+
+
+def test_plan_crosses_as_json(tmp_path) -> None:
+    plan = planned(tmp_path)
+    assert plan_loads(plan_dumps(plan)) == plan
+
+
+def test_pages_are_enough_for_all_sequences_where_they_fit(tmp_path) -> None:
+    engine = planned(tmp_path, "engine.max_length=256", "engine.max_sequences=8", "engine.page_size=16").engine
+    assert engine.num_pages == 8 * 256 // 16
+    # Keys and values of 2 layers, 2 key heads of 64, in bfloat16.
+    assert engine.page_bytes == 2 * 2 * 2 * 64 * 2 * 16
+
+
+def test_pages_are_what_the_memory_holds_where_that_is_less(tmp_path) -> None:
+    plan = planned(tmp_path, "engine.max_sequences=4096", "engine.max_step_tokens=4096", "engine.memory_share=0.1")
+    assert plan.engine.num_pages * plan.engine.page_bytes < 0.1 * 16 * 2**30
+    assert any("fit beside the weights" in note for note in plan.notes)
+
+
+def test_length_left_out_is_no_more_than_the_pages_hold(tmp_path) -> None:
+    assert planned(tmp_path, "engine.num_pages=4", "engine.page_size=16").engine.max_length == 64
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "words"),
+    [
+        ("engine.num_pages=4", "engine.max_length", "131072 tokens need 2048 pages, there are 4"),
+        ("engine.num_pages=2000000000", "engine.num_pages", "does not fit"),
+        ("engine.max_sequences=1024", "engine.max_step_tokens", "fewer than the 1024 sequences"),
+        ("slice.topology=4x4", "slice.topology", "served from one host"),
+        ("slice.topology=3x1", "slice.topology", ""),
+        ("mesh.tensor=2", "mesh.tensor", "2 of the 1 devices"),
+        ("mesh.fsdp=2", "mesh.fsdp", "tensor alone"),
+        ("model.preset=tiny-6m", "model.preset", "unknown preset"),
+        ("model.tokenizer=words", "model.tokenizer", "unknown tokenizer"),
+        ("serve.api_key_env=NO_SUCH", "serve.api_key_env", "has no variable NO_SUCH"),
+        ("serve.drain=10m", "serve.drain", "killed 60 s after a stop"),
+    ],
+)
+def test_what_can_not_work_is_refused_at_its_key(tmp_path, override: str, key: str, words: str) -> None:
+    more = ("engine.max_length=131072",) if key == "engine.max_length" else ()
+    with pytest.raises(RecipeError) as error:
+        planned(tmp_path, override, *more)
+    problems = error.value.parts or (error.value,)
+    assert any(problem.where and problem.where.key == key and words in problem.message for problem in problems)
+    assert all(problem.hint for problem in problems)
+
+
+def test_open_address_without_a_key_is_said(tmp_path) -> None:
+    assert any("without an API key" in note for note in planned(tmp_path, "serve.host=0.0.0.0").notes)
+    keyed = ("serve.host=0.0.0.0", 'job.pass_env=["KEYS"]', "serve.api_key_env=KEYS")
+    plan = planned(tmp_path, *keyed, environ={"KEYS": "one-long-key"})
+    assert not any("without an API key" in note for note in plan.notes)

@@ -1,0 +1,31 @@
+"""What a plan of serving says of itself: one line per part."""
+
+from __future__ import annotations
+
+from tpuctl.plan.budget import gib
+from tpuctl.plan.schema import ServingPlan
+
+
+def describe_serving(plan: ServingPlan) -> list[tuple[str, str]]:
+    """The parts of an endpoint."""
+    engine, model = plan.engine, plan.model
+    heads = f"{model.num_heads}/{model.num_kv_heads} heads × {model.head_dim}"
+    weights = (
+        f"drawn from seed {engine.seed}" if plan.weights is None else f"{plan.weights.uri} ({plan.weights.family})"
+    )
+    pages = f"{engine.num_pages:,} pages of {engine.page_size} tokens, {gib(engine.num_pages * engine.page_bytes)}"
+    return [
+        ("model", f"{model.name}: hidden {model.hidden_size}, {model.num_layers} layers, {heads}"),
+        ("weights", f"{weights}, {engine.dtype}, over {plan.mesh.tensor} devices"),
+        ("text", f"tokenizer {plan.text.tokenizer}; chat template {plan.text.chat_template or 'the tokenizer’s'}"),
+        ("engine", f"{engine.max_sequences} sequences of at most {engine.max_length:,} tokens; {pages}"),
+        ("endpoint", _endpoint(plan)),
+    ]
+
+
+def _endpoint(plan: ServingPlan) -> str:
+    endpoint = plan.endpoint
+    port = endpoint.port or "any free port"
+    keys = "open to all who reach it" if endpoint.is_open else "with API keys"
+    limits = f"{endpoint.max_waiting:,} may wait, at most {endpoint.timeout_seconds:g} s an answer"
+    return f"{endpoint.name} at {endpoint.host}, port {port}, {keys}; {limits}"

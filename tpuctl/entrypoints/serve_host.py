@@ -1,0 +1,122 @@
+"""What a host does in serving: one process that holds the chips, runs the engine and answers HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from tpuctl.plan.schema import plan_from_json
+from tpuctl.runs.events import Event, event
+from tpuctl.serve.http import Front, HttpOptions
+from tpuctl.serve.keys import Keys, read_key_file, read_keys
+from tpuctl.serve.server import Loaded, Server, ServerOptions
+
+if TYPE_CHECKING:
+    from tpuctl.plan.schema import ServingPlan
+    from tpuctl.plan.serve_schema import EndpointPlan
+
+# ``run`` takes one of them for good; news, facts and a stop are asked for meanwhile.
+CALLS_AT_ONCE = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class News:
+    """What the driver has not told yet. ``figures`` are None before the endpoint is ready."""
+
+    phases: list[Event]
+    figures: dict[str, Any] | None
+
+
+class ServeHost:
+    """To be made a Ray actor of ``CALLS_AT_ONCE`` threads."""
+
+    def __init__(self, plan_document: dict[str, Any]) -> None:
+        self._plan: ServingPlan = plan_from_json(plan_document)  # type: ignore[assignment]
+        os.environ.update(self._plan.job.env | self._plan.job.secrets)
+        os.environ.setdefault("JAX_PLATFORMS", "tpu")
+        self._simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
+        self._started = time.monotonic()
+        self._front = Front(_http(self._plan.endpoint))
+        self._server = Server(self._front, _options(self._plan))
+        self._ready = threading.Event()
+        self._told: list[Event] = []
+
+    def run(self) -> None:
+        """Load the model and serve it until ``stop``."""
+        asyncio.run(self._server.run(self._load, on_ready=self._ready.set))
+
+    def stop(self) -> None:
+        """Let answers under way end, and ``run`` with them."""
+        self._server.stop()
+
+    def ready(self) -> dict[str, Any]:
+        """The facts of a ready endpoint; waits for it."""
+        self._ready.wait()
+        url = f"http://{_address(self._plan.endpoint)}:{self._server.port}"
+        return {
+            "url": url,
+            "model": self._plan.endpoint.name,
+            "seconds": time.monotonic() - self._started,
+            "curl": _curl(url, self._plan.endpoint),
+        }
+
+    def news(self, *, since: int) -> News:
+        """The phases gone through but for the first ``since``, and the figures of this moment."""
+        serving = self._front.serving
+        return News(phases=self._told[since:], figures=None if serving is None else serving.figures())
+
+    def _load(self) -> Loaded:
+        # Not at the top: the driver imports this file too, and must not touch the chips.
+        from tpuctl.entrypoints.serve_model import load_model
+
+        def tell(phase: str, **fields: Any) -> None:
+            self._front.phase = phase
+            self._told.append(event("phase", phase=phase, **fields))
+
+        self._front.phase = "loading weights"
+        return load_model(self._plan, simulated=self._simulated, tell=tell)
+
+
+def _http(endpoint: EndpointPlan) -> HttpOptions:
+    return HttpOptions(keys=_keys(endpoint), max_body_bytes=endpoint.max_body_bytes)
+
+
+def _keys(endpoint: EndpointPlan) -> Keys | None:
+    if endpoint.api_key_file is not None:
+        return read_key_file(Path(endpoint.api_key_file))
+    if endpoint.api_key_env is not None:
+        return read_keys(os.environ.get(endpoint.api_key_env, ""), source=endpoint.api_key_env)
+    return None
+
+
+def _options(plan: ServingPlan) -> ServerOptions:
+    endpoint = plan.endpoint
+    return ServerOptions(
+        host=endpoint.host,
+        port=endpoint.port,
+        max_in_flight=plan.engine.max_sequences + endpoint.max_waiting,
+        timeout_seconds=endpoint.timeout_seconds,
+        drain_seconds=endpoint.drain_seconds,
+    )
+
+
+def _address(endpoint: EndpointPlan) -> str:
+    if endpoint.host in ("0.0.0.0", "::"):
+        return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+    return f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+
+
+def _curl(url: str, endpoint: EndpointPlan) -> str:
+    body = f'{{"model": "{endpoint.name}", "prompt": "Once upon a time", "max_tokens": 20}}'
+    key = [] if endpoint.is_open else ["-H", "Authorization: Bearer $KEY"]
+    words = ["curl", f"{url}/v1/completions", "-H", "Content-Type: application/json", *key, "-d", body]
+    # The key is the reader's to fill in, so the shell must see the dollar.
+    return shlex.join(words).replace("'Authorization: Bearer $KEY'", '"Authorization: Bearer $KEY"')

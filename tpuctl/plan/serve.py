@@ -1,0 +1,224 @@
+"""A recipe of serving made a plan. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tpuctl import __version__
+from tpuctl.modelspec import PRESETS, ModelSpec, num_parameters
+from tpuctl.plan.budget import gib
+from tpuctl.plan.environment import plan_job
+from tpuctl.plan.here import Here
+from tpuctl.plan.places import plan_run, storage_place
+from tpuctl.plan.schema import JobPlan, MeshPlan, ServingPlan, SlicePlan, WeightsPlan
+from tpuctl.plan.serve_schema import EndpointPlan, EnginePlan, TextPlan
+from tpuctl.plan.slices import plan_slices
+from tpuctl.plan.source import ModelSource
+from tpuctl.plan.tokenizer import is_tokenizer_file, tokenizer_ids
+from tpuctl.recipe.origin import Findings
+from tpuctl.recipe.schema import ServingRecipe
+from tpuctl.topology import generation
+
+ENTRYPOINT = "tpuctl.entrypoints.serve"
+DEFAULT_MAX_LENGTH = 2048
+_VOCAB_MULTIPLE = 128
+_DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
+
+
+def resolve_serving(
+    recipe: ServingRecipe, *, environ: Mapping[str, str], here: Here, source: ModelSource | None
+) -> ServingPlan:
+    """What a recipe of serving amounts to.
+
+    Raises:
+        RecipeError: all rules that are broken.
+    """
+    findings = Findings(origin=recipe.origin)
+    slices = _slices(recipe, findings)
+    model = _model(recipe, source, findings)
+    run = plan_run(recipe, here=here, findings=findings)
+    job = plan_job(recipe, environ=environ, findings=findings)
+    text = _text(recipe, source, here=here, findings=findings)
+    mesh = _mesh(recipe, slices, findings) if slices else None
+    endpoint = _endpoint(recipe, job, here=here, model=model, findings=findings)
+    engine = _Memory(recipe, slices, model, findings).plan() if slices and model else None
+    findings.settle()
+    assert slices is not None  # these four are None only together with a problem
+    assert model is not None
+    assert mesh is not None
+    assert engine is not None
+    return ServingPlan(
+        kind="serve",
+        entrypoint=ENTRYPOINT,
+        tpuctl_version=__version__,
+        run=run,
+        slice=slices,
+        job=job,
+        notes=tuple(findings.notes),
+        mesh=mesh,
+        model=model,
+        weights=None if source is None else WeightsPlan(uri=source.uri, family=source.family),
+        text=text,
+        engine=engine,
+        endpoint=endpoint,
+    )
+
+
+def _slices(recipe: ServingRecipe, findings: Findings) -> SlicePlan | None:
+    slices = plan_slices(recipe, findings=findings)
+    if slices is not None and slices.total_hosts > 1:
+        message = f"{slices.total_hosts} hosts; a model is served from one host"
+        findings.refuse("slice.topology", message, "choose a slice of one host, such as 1x1, 2x2 or v6e 2x4")
+    return slices
+
+
+def _model(recipe: ServingRecipe, source: ModelSource | None, findings: Findings) -> ModelSpec | None:
+    preset = recipe.model.preset
+    if source is not None:
+        if preset is not None:
+            findings.refuse("model.preset", "the model is that of model.source", "leave one of the two out")
+        return source.spec
+    if preset is None:
+        hint = f"set source, a model folder, or preset ({', '.join(PRESETS)}) for random weights"
+        findings.refuse("model.source", "missing: there is no model to serve", hint)
+        return None
+    if preset not in PRESETS:
+        near = difflib.get_close_matches(preset.lower(), PRESETS, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]}?" if near else f"presets: {', '.join(PRESETS)}"
+        findings.refuse("model.preset", f"unknown preset {preset!r}", hint)
+        return None
+    findings.notes.append(f"model.preset = {preset}: its weights are drawn at random, and so is what it says")
+    spec = PRESETS[preset]
+    if spec.vocab_size:
+        return spec
+    # Its rows are the tokenizer's. A file's are not known here; loading it is checked against the rows.
+    ids = tokenizer_ids(recipe.model.tokenizer or "bytes")
+    if ids is None:
+        findings.refuse("model.tokenizer", f"{preset} has as many rows as its tokenizer, which is a file", "use bytes")
+    return replace(spec, vocab_size=-(-(ids or 1) // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE)
+
+
+def _text(recipe: ServingRecipe, source: ModelSource | None, *, here: Here, findings: Findings) -> TextPlan:
+    name, template = recipe.model.tokenizer, recipe.model.chat_template
+    if name is None:
+        name = source.uri if source is not None and source.has_tokenizer else "bytes"
+    elif is_tokenizer_file(name):
+        name = storage_place("model.tokenizer", name, here=here, findings=findings)
+    elif name != "bytes":
+        findings.refuse("model.tokenizer", f"unknown tokenizer {name!r}", "'bytes' or the place of a tokenizer.json")
+    return TextPlan(tokenizer=name, chat_template=None if template is None else here.absolute(template))
+
+
+def _mesh(recipe: ServingRecipe, slices: SlicePlan, findings: Findings) -> MeshPlan | None:
+    table, devices = recipe.mesh, slices.total_devices
+    for axis in ("slice", "data", "fsdp"):
+        if getattr(table, axis) > 1:
+            message = f"{getattr(table, axis)}: a served model is split over tensor alone"
+            findings.refuse(f"mesh.{axis}", message, "leave it out")
+    if table.tensor not in (0, devices):
+        message = f"{table.tensor} of the {devices} devices of the slice would be used"
+        findings.refuse("mesh.tensor", message, f"leave it out, or choose a slice of {table.tensor}")
+        return None
+    return MeshPlan(slice=1, data=1, fsdp=1, tensor=devices)
+
+
+def _endpoint(
+    recipe: ServingRecipe, job: JobPlan, *, here: Here, model: ModelSpec | None, findings: Findings
+) -> EndpointPlan:
+    table = recipe.serve
+    if table.api_key_env is not None and table.api_key_env not in {**job.env, **job.secrets}:
+        message = f"the job has no variable {table.api_key_env}"
+        findings.refuse("serve.api_key_env", message, f'add it: [job] pass_env = ["{table.api_key_env}"]')
+    if table.drain > recipe.job.stop_grace:
+        message = f"{table.drain:g} s to drain, and the job is killed {recipe.job.stop_grace:g} s after a stop"
+        findings.refuse("serve.drain", message, "raise job.stop_grace, or lower it")
+    plan = EndpointPlan(
+        name=table.name or (model.name if model is not None else ""),
+        host=table.host,
+        port=table.port,
+        api_key_file=None if table.api_key_file is None else here.absolute(table.api_key_file),
+        api_key_env=table.api_key_env,
+        max_waiting=table.max_waiting,
+        max_body_bytes=table.max_body,
+        timeout_seconds=table.timeout,
+        drain_seconds=table.drain,
+    )
+    if plan.is_open and not plan.is_local:
+        findings.notes.append(
+            f"serve.host = {plan.host} without an API key: whoever reaches the port may use the model"
+        )
+    return plan
+
+
+class _Memory:
+    """KV pages for what was asked, within what a device has."""
+
+    def __init__(self, recipe: ServingRecipe, slices: SlicePlan, model: ModelSpec, findings: Findings) -> None:
+        self._table = recipe.engine
+        self._findings = findings
+        self._devices = slices.total_devices
+        self._max_positions = model.max_positions
+        size = _DTYPE_BYTES[self._table.dtype]
+        # Fewer key heads than devices are held by several, but for all of them at once the pages are no smaller.
+        heads = max(model.num_kv_heads, self._devices)
+        self._page_bytes = 2 * model.num_layers * heads * model.head_dim * size * self._table.page_size
+        self._weight_bytes = num_parameters(model) * size
+        hbm_bytes = generation(slices.generation).hbm_bytes_per_device * self._devices
+        self._most_pages = int(hbm_bytes * self._table.memory_share - self._weight_bytes) // self._page_bytes
+
+    def plan(self) -> EnginePlan:
+        table = self._table
+        num_pages = self._num_pages()
+        held = num_pages * table.page_size
+        max_length = table.max_length or self._length(held)
+        self._check(max_length, num_pages=num_pages)
+        if table.max_step_tokens < table.max_sequences:
+            message = f"{table.max_step_tokens} tokens are fewer than the {table.max_sequences} sequences of a step"
+            self._findings.refuse("engine.max_step_tokens", message, f"use at least {table.max_sequences}")
+        return EnginePlan(
+            dtype=table.dtype,
+            max_length=max_length,
+            max_sequences=table.max_sequences,
+            max_step_tokens=table.max_step_tokens,
+            page_size=table.page_size,
+            num_pages=num_pages,
+            page_bytes=self._page_bytes,
+            prefix_cache=table.prefix_cache,
+            seed=table.seed,
+        )
+
+    def _num_pages(self) -> int:
+        if self._table.num_pages is not None:
+            return self._table.num_pages
+        per_sequence = -(-self._length(None) // self._table.page_size)
+        wanted = per_sequence * self._table.max_sequences
+        fitting = max(1, min(wanted, self._most_pages))
+        if fitting < wanted:
+            self._findings.notes.append(
+                f"{fitting} KV pages fit beside the weights: {fitting // per_sequence or 'less than one'} of "
+                f"{self._table.max_sequences} sequences of {self._length(None)} tokens"
+            )
+        return fitting
+
+    def _length(self, held: int | None) -> int:
+        """The length asked for, or else a usual one that the model and the pages know."""
+        usual = min(DEFAULT_MAX_LENGTH, self._max_positions or DEFAULT_MAX_LENGTH)
+        return self._table.max_length or (usual if held is None else min(usual, held))
+
+    def _check(self, max_length: int, *, num_pages: int) -> None:
+        page_size = self._table.page_size
+        if self._max_positions and max_length > self._max_positions:
+            message = f"{max_length} tokens, and the model knows {self._max_positions} positions"
+            self._findings.refuse("engine.max_length", message, f"use at most {self._max_positions}")
+        if self._most_pages < 1 or num_pages > self._most_pages:
+            needed = self._weight_bytes + num_pages * self._page_bytes
+            message = f"does not fit: {gib(needed)} of weights and pages, over {self._devices} devices"
+            hint = f"at most {max(0, self._most_pages)} pages fit; take a larger slice, or raise engine.memory_share"
+            self._findings.refuse("engine.num_pages", message, hint)
+        elif num_pages * page_size < max_length:
+            needed = -(-max_length // page_size)
+            message = f"{max_length} tokens need {needed} pages, there are {num_pages}"
+            hint = f"use at most {num_pages * page_size} tokens, or {needed} pages"
+            self._findings.refuse("engine.max_length", message, hint)

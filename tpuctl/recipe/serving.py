@@ -1,0 +1,146 @@
+"""The tables that only a recipe of serving has: model, serve, engine."""
+
+# ruff: noqa: RUF009 — `setting()` makes a dataclass field, it is no mutable default
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tpuctl.plan.serve_schema import ServeDtype
+from tpuctl.recipe.settings import LARGEST_INT, setting
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModelTable:
+    """The model that is served."""
+
+    source: str | None = setting(
+        None,
+        doc="A model folder in Hugging Face's form (config.json, *.safetensors, the tokenizer), local or gs://. "
+        "`tpuctl export` makes one of a training run.",
+        example="gs://bucket/models/smollm2",
+        absent="the preset with weights drawn at random, to try things out",
+        also=("checkpoint", "model_path", "model_name_or_path", "pretrained", "weights", "path"),
+    )
+    preset: str | None = setting(
+        None, doc="A named architecture in place of a folder.", example="tiny-5m", also=("name", "model")
+    )
+    tokenizer: str | None = setting(
+        None,
+        doc="bytes, or the path or gs:// URI of a tokenizer.json.",
+        absent="the folder's, else bytes",
+        example="bytes",
+    )
+    chat_template: str | None = setting(
+        None,
+        doc="File with the chat template, on every host.",
+        absent="the tokenizer's own; without one there are no chats",
+        example="chat_template.jinja",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeTable:
+    """The endpoint: its name, its address, and who may use it how much."""
+
+    name: str | None = setting(
+        None,
+        doc="What clients call the model.",
+        pattern=r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}",
+        pattern_says="letters, digits and '._:/-', at most 128",
+        absent="the model's name",
+        example="smollm2",
+        also=("served_model_name", "model_name"),
+    )
+    host: str = setting("127.0.0.1", doc="Address to listen on; 0.0.0.0 for all.", also=("address", "bind"))
+    port: int = setting(8000, doc="Port to listen on; 0 for any free one.", minimum=0, maximum=65_535)
+    api_key_env: str | None = setting(
+        None,
+        doc="Variable of the job that holds the API keys, one a line; see job.pass_env.",
+        pattern=r"[A-Za-z_][A-Za-z0-9_]*",
+        pattern_says="the name of an environment variable",
+        example="SERVE_API_KEYS",
+        also=("api_key", "api_keys"),
+    )
+    api_key_file: str | None = setting(
+        None, doc="File on the host with the API keys, one a line.", example="/run/secrets/keys"
+    )
+    max_waiting: int = setting(
+        1024,
+        doc="Sequences that may wait for their turn; more are answered 429.",
+        minimum=0,
+        maximum=1_000_000,
+        also=("max_queue", "max_queued_requests"),
+    )
+    max_body: int = setting(
+        8_388_608, doc="Largest body of a request.", unit="bytes", minimum=1024, maximum=1_073_741_824
+    )
+    timeout: float = setting(
+        600.0, doc="Longest time of one answer.", above=0, maximum=86_400, duration=True, also=("request_timeout",)
+    )
+    drain: float = setting(
+        30.0,
+        doc="How long answers under way may go on after a stop; job.stop_grace must leave room for it.",
+        minimum=0,
+        maximum=3600,
+        duration=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineTable:
+    """How much the engine holds and batches. None of it changes what is answered, but for dtype."""
+
+    dtype: ServeDtype = setting("bfloat16", doc="Of weights, activations and KV pages.")
+    max_length: int | None = setting(
+        None,
+        doc="Tokens of a sequence at most, prompt and answer.",
+        unit="tokens",
+        minimum=2,
+        maximum=LARGEST_INT,
+        absent="2048, or what the pages hold if that is less",
+        example="4096",
+        also=("max_model_len", "max_seq_len", "context_length"),
+    )
+    max_sequences: int = setting(
+        64,
+        doc="Sequences that run at once.",
+        minimum=1,
+        maximum=4096,
+        also=("max_num_seqs", "max_running", "max_batch_size"),
+    )
+    max_step_tokens: int = setting(
+        512,
+        doc="Tokens computed in one step at most; longer prompts take several.",
+        unit="tokens",
+        minimum=1,
+        maximum=65_536,
+        also=("max_num_batched_tokens",),
+    )
+    page_size: int = setting(
+        64,
+        doc="Tokens of a KV page; TPU kernels want 128.",
+        unit="tokens",
+        minimum=1,
+        maximum=4096,
+        also=("block_size",),
+    )
+    num_pages: int | None = setting(
+        None,
+        doc="KV pages; they are allocated at the start, and no more.",
+        minimum=1,
+        maximum=LARGEST_INT,
+        absent="enough for max_sequences of max_length, or what memory_share holds if that is less",
+        example="1024",
+        also=("num_gpu_blocks_override", "num_blocks"),
+    )
+    memory_share: float = setting(
+        0.85,
+        doc="Share of a device's memory for weights and pages; the rest is for the program.",
+        above=0,
+        maximum=0.95,
+        also=("gpu_memory_utilization", "memory_fraction"),
+    )
+    prefix_cache: bool = setting(
+        True, doc="Share the pages of prompts that begin alike.", also=("enable_prefix_caching",)
+    )
+    seed: int = setting(0, doc="Of requests without a seed, and of random weights.", minimum=0, maximum=LARGEST_INT)

@@ -1,0 +1,129 @@
+"""The server process: up at once, ready when the model is, gone when it has let its requests end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import uvicorn
+
+from tpuctl.errors import UsageError
+from tpuctl.serve.bridge import Bridge, EngineLike
+from tpuctl.serve.generation import MakeGrammar, Serving
+from tpuctl.serve.http import Front
+from tpuctl.serve.metrics import Metrics
+from tpuctl.serve.served import Served
+
+_KEEP_ALIVE_SECONDS = 75
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """A model that is ready to be served."""
+
+    engine: EngineLike
+    served: Served
+    make_grammar: MakeGrammar | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerOptions:
+    """Where to listen and how much to let in.
+
+    Attributes:
+        host: The address to bind.
+        port: The port; 0 for any free one.
+        max_in_flight: Sequences that run and wait together; more are answered 429.
+        timeout_seconds: A whole answer's time at most.
+        drain_seconds: How long answers under way may go on once the server is told to stop.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_in_flight: int = 1024
+    timeout_seconds: float = 600.0
+    drain_seconds: float = 30.0
+
+
+class Server:
+    """One endpoint on one port."""
+
+    def __init__(self, front: Front, options: ServerOptions) -> None:
+        """Takes the port at once.
+
+        Raises:
+            UsageError: The port or the address can't be had.
+        """
+        self._front = front
+        self._options = options
+        self._socket = _bound(options)
+        self._uvicorn = uvicorn.Server(
+            uvicorn.Config(
+                front.app(),
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=int(options.drain_seconds) + 1,
+            )
+        )
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return int(self._socket.getsockname()[1])
+
+    async def run(self, load: Callable[[], Loaded], *, on_ready: Callable[[], None]) -> None:
+        """Listen, load the model on another thread, serve it until told to stop (SIGTERM, SIGINT or ``stop``).
+
+        Raises:
+            TpuctlError: Whatever ``load`` raises; nothing listens any more then.
+        """
+        listening = asyncio.create_task(self._uvicorn.serve(sockets=[self._socket]))
+        bridge: Bridge | None = None
+        try:
+            loaded = await asyncio.to_thread(load)
+            bridge = self._serve(loaded)
+            on_ready()
+            await asyncio.shield(listening)
+        finally:
+            self.stop()
+            await listening
+            if bridge is not None:
+                await bridge.close()
+
+    def stop(self) -> None:
+        """Take no more connections, let answers under way end, return from ``run``."""
+        if self._front.serving is not None:
+            self._front.serving.bridge.draining = True
+        self._uvicorn.should_exit = True
+
+    def _serve(self, loaded: Loaded) -> Bridge:
+        bridge = Bridge(loaded.engine, max_in_flight=self._options.max_in_flight)
+        bridge.start()
+        self._front.serving = Serving(
+            served=loaded.served,
+            bridge=bridge,
+            metrics=Metrics(bridge.stats, model_name=loaded.served.name),
+            timeout_seconds=self._options.timeout_seconds,
+            make_grammar=loaded.make_grammar,
+        )
+        return bridge
+
+
+def _bound(options: ServerOptions) -> socket.socket:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((options.host, options.port))
+    except OSError as error:
+        listener.close()
+        raise UsageError(
+            f"can't listen on {options.host}:{options.port}: {error.strerror}",
+            hint="choose another serve.port, or 0 for any free one",
+        ) from error
+    return listener
