@@ -57,7 +57,8 @@ class MergedLeaves:
         a, b = (self._arrays.read(f"params/{adapter_path(target)}/{factor}") for factor in ("a", "b"))
         residual, other = (b, a) if target in BACK else (a, b)
         flat = other.reshape(*other.shape[:2], -1)
-        return np.float32(self._lora.scale) * np.einsum("lrd,lre->lde", residual, flat)
+        change: np.ndarray = np.float32(self._lora.scale) * np.einsum("lrd,lre->lde", residual, flat)
+        return change
 
 
 def write_peft(plan: TrainingPlan, arrays: CheckpointArrays, folder: str) -> WrittenWeights:
