@@ -59,8 +59,9 @@ class Trainable:
     def stored_dtypes(self) -> ParamTree:
         """The dtype in which the state holds each weight beside which adapters may stand."""
         axes = split_adapters(self.axes())[1]
-        return jax.tree.map(
+        dtypes: ParamTree = jax.tree.map(
             lambda named: jnp.dtype("float32" if self.lora is None else self.working_dtype(named)),
             axes,
             is_leaf=lambda node: isinstance(node, tuple),
         )
+        return dtypes
