@@ -62,10 +62,11 @@ def test_tokenizer_train_never_overwrites_one(data: Path, tmp_path: Path, capsys
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["nowhere.parquet", "t"], 1, "no such file or folder"),
-        (["{data}", "t", "--text-column", "words"], 1, "no column 'words'; columns: text"),
-        (["builtin:other", "t"], 1, "no built-in dataset"),
+        (["nowhere.parquet", "t"], 2, "no such file or folder"),
+        (["{data}", "t", "--text-column", "words"], 2, "no column 'words'; columns: text"),
+        (["builtin:other", "t"], 2, "no built-in dataset"),
         (["{data}", "t", "--vocab-size", "256"], 2, "257"),
+        (["s3://b/a", "t"], 2, "no storage for s3://"),
     ],
 )
 def test_tokenizer_train_that_can_not_be_says_why(
@@ -76,3 +77,20 @@ def test_tokenizer_train_that_can_not_be_says_why(
     assert run(["tokenizer", "train", *filled]) == code
     assert said in capsys.readouterr().err
     assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize(("folder", "said"), [("{file}", "is a file"), ("{file}/t", "Not a directory")])
+def test_tokenizer_train_into_no_folder_is_refused_before_any_text_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: str, said: str
+) -> None:
+    (tmp_path / "f").write_text("")
+    assert run(["tokenizer", "train", "nowhere.parquet", folder.format(file=tmp_path / "f")]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_tokenizer_train_speaks_of_its_own_flags(data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["tokenizer", "train", str(data), str(tmp_path / "t"), "--text-column", "words"]) == 2
+    assert "--text-column" in (err := capfd.readouterr().err)
+    assert "data." not in err.replace("data.parquet", "")

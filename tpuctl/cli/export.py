@@ -8,13 +8,13 @@ import re
 import subprocess
 import sys
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tpuctl.cli import console
 from tpuctl.cli.options import Output, OutputOption, QuietOption
+from tpuctl.cli.place import given, place
 from tpuctl.errors import ExitCode, TpuctlError
 
 _MODULE = "tpuctl.entrypoints.export"
@@ -39,10 +39,15 @@ def export(
     run: Annotated[
         str,
         typer.Argument(
-            metavar="RUN[@STEP]", help="A run directory, local or gs://; its newest checkpoint, or that of a step."
+            metavar="RUN[@STEP]",
+            help="A run directory, local or gs://; its newest checkpoint, or that of a step.",
+            parser=given,
         ),
     ],
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where to, local or gs://; a new or empty folder.")],
+    folder: Annotated[
+        str,
+        typer.Argument(metavar="FOLDER", help="Where to, local or gs://; a new or empty folder.", parser=given),
+    ],
     *,
     format_: Annotated[Format, typer.Option("--format", help="The form of the folder.")] = Format.hf,
     dtype: Annotated[
@@ -54,9 +59,9 @@ def export(
     """Write a run's weights as a model folder in Hugging Face's form, on this machine, with no cluster."""
     found = _STEP.fullmatch(run)
     request = {
-        "run": _place(found["run"] if found else run),
+        "run": place(found["run"] if found else run),
         "step": int(found["step"]) if found else None,
-        "folder": _place(folder),
+        "folder": place(folder),
         "dtype": dtype.value,
     }
     exported = _exported(request, show=output is Output.text and not quiet)
@@ -68,10 +73,6 @@ def export(
     files = f"{len(exported['files'])} file{'s' * (len(exported['files']) > 1)}"
     what = f"{exported['tensors']} tensors, {size} of {exported['dtype']} in {files}"
     console.say(f"step {exported['step']} of {exported['run']}: {what}")
-
-
-def _place(path: str) -> str:
-    return path.rstrip("/") if "://" in path else str(Path(path).expanduser().absolute())
 
 
 def _exported(request: dict[str, Any], *, show: bool) -> dict[str, Any]:
