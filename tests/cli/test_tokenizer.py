@@ -9,7 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.conftest import BUCKET
+from tests.fakes.gcs_process import GcsService
 from tpuctl.cli.app import run
+from tpuctl.storage import open_storage
 from tpuctl.text import load_tokenizer
 
 TEXTS = [f"{n} green bottles, {n * n} of them on the wall" for n in range(300)]
@@ -94,3 +97,17 @@ def test_tokenizer_train_speaks_of_its_own_flags(data: Path, tmp_path: Path, cap
     assert run(["tokenizer", "train", str(data), str(tmp_path / "t"), "--text-column", "words"]) == 2
     assert "--text-column" in (err := capfd.readouterr().err)
     assert "data." not in err.replace("data.parquet", "")
+
+
+def test_tokenizer_train_into_a_bucket_uploads_both_files_and_never_overwrites(
+    data: Path, tmp_path: Path, gcs: GcsService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["tokenizer", "train", str(data), f"gs://{BUCKET}/tokenizers/t", "--vocab-size", "300"]
+    assert run(arguments) == 0
+    assert list(open_storage("gs://").list(f"gs://{BUCKET}/tokenizers/t")) == [
+        f"gs://{BUCKET}/tokenizers/t/tokenizer.json",
+        f"gs://{BUCKET}/tokenizers/t/tokenizer_config.json",
+    ]
+    assert list(tmp_path.iterdir()) == [data]
+    assert run(arguments) == 2

@@ -101,9 +101,7 @@ def status(cluster: ClusterOption = None, output: OutputOption = Output.text, qu
     from tpuctl.cluster.address import choose, open_session
 
     target = choose(cluster, running=simulated.running())
-    if target.address is None:
-        raise UsageError("no cluster is named and no simulated one runs", hint="name one: --cluster http://HEAD:8265")
-    with open_session(target.address) as connection:
+    with open_session(target.required()) as connection:
         views = inspect.slices(connection)
     if output is Output.json:
         console.print_json(_status_document(target, views))

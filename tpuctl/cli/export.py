@@ -70,8 +70,8 @@ def export(
         return
     console.out(exported["folder"])
     size = f"{exported['num_bytes'] / 1e9:.2f} GB"
-    files = f"{len(exported['files'])} file{'s' * (len(exported['files']) > 1)}"
-    what = f"{exported['tensors']} tensors, {size} of {exported['dtype']} in {files}"
+    files = console.counted(len(exported["files"]), "file")
+    what = f"{console.counted(exported['tensors'], 'tensor')}, {size} of {exported['dtype']} in {files}"
     console.say(f"step {exported['step']} of {exported['run']}: {what}")
 
 

@@ -126,8 +126,9 @@ def _weights(found: _Found) -> str:
     if found.weights is None:
         return "those of its checkpoints" if found.kind == "run" else "none: drawn from train.seed"
     weights = found.weights
-    files = f"{len(weights.files)} file{'s' * (len(weights.files) > 1)}"
-    return f"{len(weights.tensors)} tensors, {weights.num_bytes / 1e9:.2f} GB of {', '.join(weights.dtypes)} in {files}"
+    files = console.counted(len(weights.files), "file")
+    tensors = console.counted(len(weights.tensors), "tensor")
+    return f"{tensors}, {weights.num_bytes / 1e9:.2f} GB of {', '.join(weights.dtypes)} in {files}"
 
 
 def _document(found: _Found) -> dict[str, Any]:

@@ -36,9 +36,7 @@ EndpointArgument = Annotated[
 ]
 ModelOption = Annotated[
     str | None,
-    typer.Option(
-        "--model", metavar="NAME", help="Default: the endpoint's first.", parser=given, show_default=False
-    ),
+    typer.Option("--model", metavar="NAME", help="Default: the endpoint's first.", parser=given, show_default=False),
 ]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="What stdout carries.")]
 DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and leave it running.")]

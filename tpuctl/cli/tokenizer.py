@@ -27,7 +27,9 @@ def tokenizer() -> None:
 def train(
     data: Annotated[
         str,
-        typer.Argument(metavar="DATA", help="Parquet file, folder, glob or built-in text.", parser=given, show_default=False),
+        typer.Argument(
+            metavar="DATA", help="Parquet file, folder, glob or built-in text.", parser=given, show_default=False
+        ),
     ],
     folder: Annotated[
         str,

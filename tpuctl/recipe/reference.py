@@ -36,6 +36,8 @@ nothing else is converted.
   complete it.
 """
 _WIDTH = 110
+# Set in the commented recipe although single keys need them not: without them no job comes of it.
+_SHOWN = ("model.preset", "slice.topology", "job.command", "task.function")
 
 
 def reference_page() -> str:
@@ -121,7 +123,7 @@ def _commented_key(key: Key, kind: str) -> str:
     comment = textwrap.fill(about, _WIDTH, initial_indent="# ", subsequent_indent="# ")
     if key.path == "kind":
         return f'{comment}\nkind = "{kind}"\n'
-    is_set = key.required or key.path in ("model.preset", "slice.topology", "job.command")
+    is_set = key.required or key.path in _SHOWN
     line = f"{key.name} = {_example(key)}"
     return f"{comment}\n{line if is_set else f'# {line}'}\n"
 
