@@ -62,13 +62,14 @@ def commented_recipe(kind: JobKind) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """A default as TOML, numbers in their shortest form."""
+    """A default as TOML on one line, numbers in their shortest form."""
     if isinstance(value, dict):
         return "{}"
     if isinstance(value, float):
         return f"{value:g}" if value == int(value) or abs(value) < 1e-3 else str(value)
-    plain = list(value) if isinstance(value, tuple) else value
-    return tomli_w.dumps({"key": plain}).removeprefix("key = ").strip()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(toml_value, value))}]"  # on one line, so that it can be commented out
+    return tomli_w.dumps({"key": value}).removeprefix("key = ").strip()
 
 
 def _without_shared(table: Table) -> Table:
