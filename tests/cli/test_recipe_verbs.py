@@ -83,7 +83,7 @@ def test_init_writes_a_recipe_that_checks_and_never_overwrites(capsys, tmp_path,
     assert "never overwrites" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("kind", "least"), [("train", 50), ("infer", 10)])
+@pytest.mark.parametrize(("kind", "least"), [("train", 50), ("infer", 10), ("serve", 10), ("custom", 10)])
 def test_init_to_stdout_has_every_key_and_each_example_loads(kind, least, capsys, tmp_path) -> None:
     assert run(["init", kind]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -93,7 +93,8 @@ def test_init_to_stdout_has_every_key_and_each_example_loads(kind, least, capsys
     for at in examples:
         if lines[at] == '# NAME = "value"':
             continue
-        path.write_text("\n".join([*lines[:at], lines[at][2:], *lines[at + 1 :]]))
+        shown = {at, max((above for above in range(at) if re.fullmatch(r"(# )?\[\w+\]", lines[above])), default=at)}
+        path.write_text("\n".join(line.removeprefix("# ") if n in shown else line for n, line in enumerate(lines)))
         load_recipe(path)
 
 

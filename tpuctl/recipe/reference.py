@@ -38,6 +38,8 @@ nothing else is converted.
 _WIDTH = 110
 # Set in the commented recipe although single keys need them not: without them no job comes of it.
 _SHOWN = ("model.preset", "slice.topology", "job.command", "task.function")
+# Tables whose header alone asks for something; it is commented out with their keys.
+_ASKING = frozenset({"lora"})
 
 
 def reference_page() -> str:
@@ -54,7 +56,8 @@ def commented_recipe(kind: JobKind) -> str:
     tables = tables_of(RECIPES[kind])
     parts = ["# Every key of a recipe. Those commented out show their default or an example.\n"]
     for table in tables.values():
-        head = f"# {table.doc}\n[{table.name}]\n" if table.name else ""
+        hidden = "# " * (table.name in _ASKING)
+        head = f"# {table.doc}\n{hidden}[{table.name}]\n" if table.name else ""
         keys = [_commented_key(key, kind) for key in table.keys.values() if key.type != "map"]
         maps = [_commented_map(key) for key in table.keys.values() if key.type == "map"]
         parts.append(head + "\n".join(keys + maps))
