@@ -24,6 +24,7 @@ from tpuctl.errors import UsageError
         ["tokenizer", "train", "", "t"],
         ["jobs", "ls", "--cluster", ""],
         ["logs", ""],
+        ["cluster", "down", "--name", ""],
         ["chat", ""],
         ["bench", "serve", "http://127.0.0.1:1", "--dataset", ""],
     ],
