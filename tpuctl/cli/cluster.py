@@ -26,7 +26,7 @@ _CLUSTER_COLUMNS = ("NAME", "STATE", "SLICES", "ADDRESS", "AGE")
 
 NameOption = Annotated[
     str | None,
-    typer.Option("--name", metavar="TEXT", help="Name of the simulated cluster.", parser=given, show_default=False),
+    typer.Option("--name", metavar="<str>", help="Name of the simulated cluster.", parser=given, show_default=False),
 ]
 
 
