@@ -43,12 +43,15 @@ def resolve_recipe(recipe: Path, overrides: Sequence[str]) -> Plan:
 
 def resolve_here(recipe: Recipe) -> Plan:
     """The plan of a loaded recipe here and now, once the model folder it may name has been looked into."""
+    from tpuctl.plan.apart import check_on_disk
     from tpuctl.plan.resolve import resolve
     from tpuctl.plan.source import read_source
 
     cwd = current_directory()
     source = read_source(recipe, environ=os.environ, cwd=cwd)
-    return resolve(recipe, environ=os.environ, cwd=cwd, source=source)
+    plan = resolve(recipe, environ=os.environ, cwd=cwd, source=source)
+    check_on_disk(plan, home=os.environ.get("HOME"), origin=recipe.origin)
+    return plan
 
 
 def current_directory() -> Path:
@@ -198,5 +201,5 @@ def _memory(plan: TrainingPlan) -> str:
         "activations": budget.activation_bytes,
         "logits": budget.logit_bytes,
     }
-    listed = ", ".join(f"{name} {gib(size)}" for name, size in parts.items())
+    listed = ", ".join(f"{name} {gib(size)}" for name, size in parts.items() if size)
     return f"about {gib(budget.needed_bytes)} of {gib(budget.hbm_bytes)} per device ({listed})"

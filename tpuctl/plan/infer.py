@@ -32,7 +32,6 @@ def resolve_inference(recipe: InferenceRecipe, *, environ: Mapping[str, str], he
     output = _output(recipe, here=here, findings=findings)
     task = _task(recipe, here=here, findings=findings)
     model = _model(recipe, here=here, findings=findings)
-    _check_apart(data, output, findings)
     findings.settle()
     assert slices is not None  # None only together with a problem
     return InferencePlan(
@@ -122,10 +121,3 @@ def _output(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> Outpu
         bad_rows=output.bad_rows,
         max_quarantine=output.max_quarantine,
     )
-
-
-def _check_apart(data: InferDataPlan, output: OutputPlan, findings: Findings) -> None:
-    """Input and output in one place: the next job would read what this one wrote, or delete what it reads."""
-    inside = (data.uri + "/").startswith(output.uri + "/") or (output.uri + "/").startswith(data.uri + "/")
-    if inside:
-        findings.refuse("output.uri", f"{output.uri} overlaps with the input {data.uri}", "use a folder of its own")

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from tpuctl import __version__
 from tpuctl.modelspec import ModelSpec
+from tpuctl.plan.apart import check_apart
 from tpuctl.plan.budget import Workload, choose_remat, estimate, gib, shortage_hint
 from tpuctl.plan.environment import plan_job
 from tpuctl.plan.here import Here
@@ -58,6 +59,12 @@ def resolve(
         RecipeError: all rules that are broken, each with file, line, key and remedy.
     """
     here = Here.of(cwd, environ)
+    plan = _resolve(recipe, environ=environ, here=here, source=source)
+    check_apart(plan, home=here.home, origin=recipe.origin)
+    return plan
+
+
+def _resolve(recipe: Recipe, *, environ: Mapping[str, str], here: Here, source: ModelSource | None) -> Plan:
     if isinstance(recipe, InferenceRecipe):
         return resolve_inference(recipe, environ=environ, here=here)
     if isinstance(recipe, ServingRecipe):
