@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tpuctl.modelspec import num_parameters
 from tpuctl.plan.budget import gib
 from tpuctl.plan.schema import ServingPlan
 
@@ -15,10 +16,16 @@ def describe_serving(plan: ServingPlan) -> list[tuple[str, str]]:
     )
     pages = f"{engine.num_pages:,} pages of {engine.page_size} tokens, {gib(engine.num_pages * engine.page_bytes)}"
     return [
-        ("model", f"{model.name}: hidden {model.hidden_size}, {model.num_layers} layers, {heads}"),
+        (
+            "model",
+            f"{model.name}: {num_parameters(model):,} parameters; hidden {model.hidden_size}, {model.num_layers} layers, {heads}",
+        ),
         ("weights", f"{weights}, {engine.dtype}, over {plan.mesh.tensor} devices"),
         ("text", f"tokenizer {plan.text.tokenizer}; chat template {plan.text.chat_template or 'the tokenizer’s'}"),
-        ("engine", f"{engine.max_sequences} sequences of at most {engine.max_length:,} tokens; {pages}"),
+        (
+            "engine",
+            f"{engine.max_sequences} sequences of at most {engine.max_length:,} tokens; {pages}; seed {engine.seed}",
+        ),
         ("endpoint", _endpoint(plan)),
     ]
 

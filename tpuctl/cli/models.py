@@ -79,6 +79,7 @@ def _folder(place: str, *, asked: str) -> _Found:
     from tpuctl.model_folder import open_weights, tokenizer_files
     from tpuctl.modelspec import PRESETS
     from tpuctl.plan.source import open_source
+    from tpuctl.plan.weights_header import check_header
 
     if "/" not in asked and not Path(place).exists():
         raise UsageError(f"no preset {asked!r}, and no such folder", hint=f"presets: {', '.join(PRESETS)}")
@@ -87,7 +88,7 @@ def _folder(place: str, *, asked: str) -> _Found:
         kind="folder",
         place=place,
         spec=source.spec,
-        weights=open_weights(place),
+        weights=open_weights(place) if "://" in place else check_header(place, source.spec),
         tokenizer=tokenizer_files(place),
     )
 

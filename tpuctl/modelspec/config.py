@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tpuctl.modelspec.values import LARGEST, ModelConfigError, as_flag, as_list, as_number, as_size, as_table, as_word, shown
+from tpuctl.modelspec.values import (
+    LARGEST,
+    ModelConfigError,
+    as_flag,
+    as_list,
+    as_number,
+    as_size,
+    as_table,
+    as_word,
+    shown,
+)
 
 _MISSING: Any = object()
 

@@ -120,7 +120,8 @@ def _mistral(config: Config) -> Fields:
 def _mixtral(config: Config) -> Fields:
     sizes = _sizes(config, eps=1e-5)
     experts = ExpertSpec(
-        num_experts=config.take_size("num_experts", None, most=_MOST_COUNTED) or config.take_size("num_local_experts", most=_MOST_COUNTED),
+        num_experts=config.take_size("num_experts", None, most=_MOST_COUNTED)
+        or config.take_size("num_local_experts", most=_MOST_COUNTED),
         experts_per_token=config.take_size("num_experts_per_tok"),
         mlp_size=sizes["mlp_size"],
     )
@@ -154,11 +155,14 @@ def _qwen3_moe(config: Config) -> Fields:
     sizes = _sizes(config)
     layers = sizes["num_layers"]
     config.take("max_window_layers", None)  # of other Qwen families; here a window holds for all layers
-    window = config.take_explicit_size("sliding_window", 4096) if config.take_flag("use_sliding_window", False) else None
+    window = (
+        config.take_explicit_size("sliding_window", 4096) if config.take_flag("use_sliding_window", False) else None
+    )
     config.take("sliding_window", None)
     step, dense = config.take_size("decoder_sparse_step", 1), set(config.take_sizes("mlp_only_layers"))
     experts = ExpertSpec(
-        num_experts=config.take_size("num_local_experts", None, most=_MOST_COUNTED) or config.take_size("num_experts", most=_MOST_COUNTED),
+        num_experts=config.take_size("num_local_experts", None, most=_MOST_COUNTED)
+        or config.take_size("num_experts", most=_MOST_COUNTED),
         experts_per_token=config.take_size("num_experts_per_tok"),
         mlp_size=config.take_size("moe_intermediate_size"),
         renormalise=config.take_flag("norm_topk_prob", False),

@@ -102,7 +102,9 @@ def _rope(given: Mapping[str, Any], *, max_positions: int) -> RopeSpec:
         _refuse_rest(kind, values, known=())
         return RopeSpec()
     if kind not in _NEEDED:
-        raise ModelConfigError(f"rope scaling {shown(kind)} is not supported", hint=f"known: default, {', '.join(_NEEDED)}")
+        raise ModelConfigError(
+            f"rope scaling {shown(kind)} is not supported", hint=f"known: default, {', '.join(_NEEDED)}"
+        )
     if kind == "yarn":
         values.setdefault("original_max_position_embeddings", max_positions)
         original = as_size("original_max_position_embeddings", values["original_max_position_embeddings"])

@@ -49,6 +49,13 @@ def resolve_inference(recipe: InferenceRecipe, *, environ: Mapping[str, str], he
     )
 
 
+def check_room(task: TaskPlan, findings: Findings) -> None:
+    """Refuse answers so long that no prompt fits before them, once it is settled how long both may be."""
+    if task.kind == "generate" and task.max_length is not None and task.max_tokens >= task.max_length:
+        message = f"{task.max_tokens} tokens of {task.max_length} leave no room for a prompt"
+        findings.refuse("task.max_tokens", message, f"use less than {task.max_length}, or raise task.max_length")
+
+
 def _data(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> InferDataPlan:
     data = recipe.data
     uri = dataset_place("data.uri", data.uri, here=here, findings=findings)
@@ -67,7 +74,10 @@ def _task(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> TaskPla
     if (task.kind == "classify") != bool(task.choices):
         message = "missing: there is nothing to choose from" if not task.choices else f"{task.kind!r} has no choices"
         findings.refuse("task.choices", message, 'choices = [" yes", " no"] belong to kind = "classify"')
-    return TaskPlan(
+    if len(set(task.choices)) < len(task.choices):
+        twice = next(choice for choice in task.choices if task.choices.count(choice) > 1)
+        findings.refuse("task.choices", f"{twice!r} is there twice", "name every choice once")
+    plan = TaskPlan(
         kind=task.kind,
         function=task.function,
         directory=here.absolute(".") if custom else None,
@@ -86,6 +96,8 @@ def _task(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> TaskPla
         pooling=task.pooling,
         normalise=task.normalise,
     )
+    check_room(plan, findings)
+    return plan
 
 
 def _model(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> SourcePlan | None:
