@@ -66,8 +66,7 @@ def test_wrong_value_is_refused_or_makes_a_model(name: str) -> None:
     for key, wrong, config in mutations(CONFIGS[name]):
         try:
             spec = spec_from_config(config)
-        except ModelConfigError as error:
-            assert len(error.message) < 400
+        except ModelConfigError:
             continue
         assert num_parameters(spec) > 0, (key, wrong)
         json.dumps(spec.rope_theta, allow_nan=False)

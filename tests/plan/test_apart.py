@@ -63,7 +63,7 @@ def test_output_too_near_to_what_must_stay_is_refused(override: str, words: str)
 @pytest.mark.parametrize("values", [EMBED, TRAIN])
 @pytest.mark.parametrize("directory", ["/", "~", "/home", "data", "."])
 def test_run_directory_that_encloses_others_files_is_refused(values: dict[str, Any], directory: str) -> None:
-    with pytest.raises(RecipeError, match="holds more than|overlaps with") as caught:
+    with pytest.raises(RecipeError, match=r"holds more than|overlaps with") as caught:
         planned(values, f"run.directory={directory}")
     assert caught.value.where.key == "run.directory"
 

@@ -11,21 +11,17 @@ def describe_serving(plan: ServingPlan) -> list[tuple[str, str]]:
     """The parts of an endpoint."""
     engine, model = plan.engine, plan.model
     heads = f"{model.num_heads}/{model.num_kv_heads} heads × {model.head_dim}"
+    size = f"{num_parameters(model):,} parameters"
     weights = (
         f"drawn from seed {engine.seed}" if plan.weights is None else f"{plan.weights.uri} ({plan.weights.family})"
     )
     pages = f"{engine.num_pages:,} pages of {engine.page_size} tokens, {gib(engine.num_pages * engine.page_bytes)}"
     return [
-        (
-            "model",
-            f"{model.name}: {num_parameters(model):,} parameters; hidden {model.hidden_size}, {model.num_layers} layers, {heads}",
-        ),
+        ("model", f"{model.name}: {size}; hidden {model.hidden_size}, {model.num_layers} layers, {heads}"),
         ("weights", f"{weights}, {engine.dtype}, over {plan.mesh.tensor} devices"),
         ("text", f"tokenizer {plan.text.tokenizer}; chat template {plan.text.chat_template or 'the tokenizer’s'}"),
-        (
-            "engine",
-            f"{engine.max_sequences} sequences of at most {engine.max_length:,} tokens; {pages}; seed {engine.seed}",
-        ),
+        ("engine", f"{engine.max_sequences} sequences of at most {engine.max_length:,} tokens; {pages}"),
+        ("seed", str(engine.seed)),
         ("endpoint", _endpoint(plan)),
     ]
 
