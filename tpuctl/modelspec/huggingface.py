@@ -34,9 +34,8 @@ def spec_from_config(config: Mapping[str, Any], *, name: str | None = None) -> M
     family = config.get("model_type")
     if not isinstance(family, str) or family not in READERS:
         known = ", ".join(READERS)
-        raise ModelConfigError(
-            f"model_type {shown(family)} is not a family that tpuctl computes", hint=f"known: {known}"
-        )
+        message = f"model_type {shown(family)} is not a family that tpuctl computes"
+        raise ModelConfigError(message, hint=f"known: {known}")
     reader = Config({**DEFAULTS.get(family, {}), **config})
     spec = ModelSpec(name=name or family, **READERS[family](reader))
     reader.finish()

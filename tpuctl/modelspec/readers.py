@@ -117,15 +117,22 @@ def _mistral(config: Config) -> Fields:
     return {**sizes, **take_rope(config), **window, **_activation(config, "hidden_act", "silu")}
 
 
+def _num_experts(config: Config, *spellings: str) -> int:
+    """How many there are, by the first of the key's spellings that is there."""
+    found = [config.take_size(key, None, most=_MOST_COUNTED) for key in spellings]
+    count: int | None = next(filter(None, found), None)
+    if count is None:
+        raise ModelConfigError(f"the model's config does not say {spellings[-1]!r}")
+    return count
+
+
 def _mixtral(config: Config) -> Fields:
     sizes = _sizes(config, eps=1e-5)
     experts = ExpertSpec(
-        num_experts=config.take_size("num_experts", None, most=_MOST_COUNTED)
-        or config.take_size("num_local_experts", most=_MOST_COUNTED),
+        num_experts=_num_experts(config, "num_experts", "num_local_experts"),
         experts_per_token=config.take_size("num_experts_per_tok"),
         mlp_size=sizes["mlp_size"],
     )
-    config.take("num_local_experts", None)
     window = _window_everywhere(config, sizes["num_layers"], None)
     rope = take_rope(config, default_theta=1e6)
     return {**sizes, **rope, **window, "experts": experts, **_activation(config, "hidden_act", "silu")}
@@ -155,22 +162,18 @@ def _qwen3_moe(config: Config) -> Fields:
     sizes = _sizes(config)
     layers = sizes["num_layers"]
     config.take("max_window_layers", None)  # of other Qwen families; here a window holds for all layers
-    window = (
-        config.take_explicit_size("sliding_window", 4096) if config.take_flag("use_sliding_window", False) else None
-    )
-    config.take("sliding_window", None)
+    used, window = config.take_flag("use_sliding_window", False), config.take_explicit_size("sliding_window", 4096)
+    windows = _windows(config, layers, window=window if used else None, local=lambda _: True)
     step, dense = config.take_size("decoder_sparse_step", 1), set(config.take_sizes("mlp_only_layers"))
     experts = ExpertSpec(
-        num_experts=config.take_size("num_local_experts", None, most=_MOST_COUNTED)
-        or config.take_size("num_experts", most=_MOST_COUNTED),
+        num_experts=_num_experts(config, "num_local_experts", "num_experts"),
         experts_per_token=config.take_size("num_experts_per_tok"),
         mlp_size=config.take_size("moe_intermediate_size"),
         renormalise=config.take_flag("norm_topk_prob", False),
         dense_layers=tuple(layer for layer in range(layers) if layer in dense or (layer + 1) % step),
     )
-    config.take("num_experts", None)
     rest = {"qk_norm": True, "experts": experts, **_biases(config), **_activation(config, "hidden_act", "silu")}
-    return {**sizes, **take_rope(config), **_windows(config, layers, window=window, local=lambda _: True), **rest}
+    return {**sizes, **take_rope(config), **windows, **rest}
 
 
 def _gemma(config: Config, *, softcaps: tuple[float | None, float | None]) -> Fields:

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 
 from tpuctl.errors import WeightsError
 from tpuctl.model_folder import open_weights, read_config
-from tpuctl.modelspec.encoder import EncoderSpec
+from tpuctl.modelspec.encoder import EncoderSpec, weight_shapes
 from tpuctl.safetensors import Tensor
 from tpuctl.storage import open_storage
 
@@ -64,27 +64,6 @@ def load_encoder(uri: str) -> Encoder:
     return Encoder(spec=spec, weights={name: jnp.asarray(_read(found[name])) for name in wanted})
 
 
-def weight_shapes(spec: EncoderSpec) -> list[tuple[str, tuple[int, ...]]]:
-    """Every weight's name, as Hugging Face has it, and its shape."""
-    d, mlp = spec.hidden_size, spec.mlp_size
-    shapes: list[tuple[str, tuple[int, ...]]] = [
-        ("embeddings.word_embeddings.weight", (spec.vocab_size, d)),
-        ("embeddings.position_embeddings.weight", (spec.max_length, d)),
-        ("embeddings.token_type_embeddings.weight", (2, d)),
-        *_norm_shapes("embeddings.LayerNorm", d),
-    ]
-    for layer in range(spec.num_layers):
-        head = f"encoder.layer.{layer}"
-        for part in ("query", "key", "value"):
-            shapes += _dense_shapes(f"{head}.attention.self.{part}", d, d)
-        shapes += _dense_shapes(f"{head}.attention.output.dense", d, d)
-        shapes += _norm_shapes(f"{head}.attention.output.LayerNorm", d)
-        shapes += _dense_shapes(f"{head}.intermediate.dense", mlp, d)
-        shapes += _dense_shapes(f"{head}.output.dense", d, mlp)
-        shapes += _norm_shapes(f"{head}.output.LayerNorm", d)
-    return shapes
-
-
 @partial(jax.jit, static_argnames="spec")
 def encode(
     weights: Weights, tokens: Int[Array, "rows length"], mask: Bool[Array, "rows length"], *, spec: EncoderSpec
@@ -128,14 +107,6 @@ def _norm(x: Array, weights: Weights, name: str, spec: EncoderSpec) -> Array:
     x -= x.mean(axis=-1, keepdims=True)
     x *= jax.lax.rsqrt((x * x).mean(axis=-1, keepdims=True) + spec.norm_eps)
     return x * weights[f"{name}.weight"] + weights[f"{name}.bias"]
-
-
-def _dense_shapes(name: str, out: int, inside: int) -> list[tuple[str, tuple[int, ...]]]:
-    return [(f"{name}.weight", (out, inside)), (f"{name}.bias", (out,))]
-
-
-def _norm_shapes(name: str, size: int) -> list[tuple[str, tuple[int, ...]]]:
-    return [(f"{name}.weight", (size,)), (f"{name}.bias", (size,))]
 
 
 def _plain(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Self
 from tpuctl.errors import WeightsError
 from tpuctl.model_folder import read_config, read_json
 from tpuctl.modelspec import num_parameters
-from tpuctl.modelspec.encoder import ENCODERS, EncoderSpec
+from tpuctl.modelspec.encoder import ENCODERS, EncoderSpec, num_encoder_parameters
 from tpuctl.modelspec.huggingface import spec_from_config
 from tpuctl.plan.infer import check_room
 from tpuctl.plan.infer_schema import TaskPlan
@@ -51,7 +51,7 @@ class _Model:
 
     positions: int
     usual_length: int
-    parameters: int | None
+    parameters: int
 
     @classmethod
     def of(cls, uri: str, task: TaskPlan) -> Self:
@@ -68,7 +68,7 @@ class _Model:
             encoder = EncoderSpec.of_config(config)
             own = (read_json(uri, "sentence_bert_config.json") or {}).get("max_seq_length")
             usual = own if isinstance(own, int) and own > 0 else encoder.max_length
-            return cls(positions=encoder.max_length, usual_length=usual, parameters=None)
+            return cls(positions=encoder.max_length, usual_length=usual, parameters=num_encoder_parameters(encoder))
         spec = spec_from_config(config)
         if "://" not in uri:
             check_header(uri, spec)

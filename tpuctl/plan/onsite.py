@@ -22,22 +22,25 @@ def look_here(plan: Plan, recipe: Recipe, *, home: str | None) -> Plan:
     """
     check_on_disk(plan, home=home, origin=recipe.origin)
     if isinstance(plan, InferencePlan) and isinstance(recipe, InferenceRecipe):
-        return fit_model(plan, recipe)
+        plan = fit_model(plan, recipe)
+        if plan.model is not None:
+            _check_tokenizer("model.source", plan.model.uri, recipe.origin)
+        return plan
     if isinstance(plan, ServingPlan):
-        _check_tokenizer(plan, recipe.origin)
+        own = plan.weights is not None and plan.weights.uri == plan.text.tokenizer
+        _check_tokenizer("model.source" if own else "model.tokenizer", plan.text.tokenizer, recipe.origin)
         return replace(plan, notes=(*plan.notes, *_absent(plan)))
     return plan
 
 
-def _check_tokenizer(plan: ServingPlan, origin: Origin) -> None:
-    name, findings = plan.text.tokenizer, Findings(origin=origin)
-    if not is_tokenizer_file(name) or "://" in name:
+def _check_tokenizer(key: str, place: str, origin: Origin) -> None:
+    findings = Findings(origin=origin)
+    if not is_tokenizer_file(place) or "://" in place:
         return
-    key = "model.source" if plan.weights and plan.weights.uri == name else "model.tokenizer"
     try:
-        file_ids(Path(name))
+        file_ids(Path(place))
     except ValueError as error:
-        findings.refuse(key, f"{name} has no tokenizer.json that can be read: {error}", "copy it again")
+        findings.refuse(key, f"the tokenizer.json at {place} can't be read: {error}", "copy it again")
     findings.settle()
 
 
