@@ -76,7 +76,7 @@ def test_plan_of_an_encoder_decides_the_length_it_was_made_for(tmp_path: Path) -
     [
         ("task.max_length=257", "task.max_length", "257 tokens, and the model knows 256 positions"),
         ("task.max_tokens=256", "task.max_tokens", "leave no room for a prompt"),
-        ("task.kind=embed", "model.source", r"is a decoder \(llama\), which does not embed"),
+        ("task.kind=embed", "model.source", r"is no encoder \('llama'\), and embed needs one"),
         ("model.source=encoder", "model.source", r"is an encoder \(bert\), which does not generate"),
         ("model.source=nowhere", "model.source", "no model folder"),
     ],
@@ -163,3 +163,10 @@ def test_training_rows_longer_than_the_model_knows_are_refused(tmp_path: Path) -
     with pytest.raises(RecipeError, match="257 tokens are more than the 256 positions") as caught:
         planned(tmp_path, TRAIN, "train.sequence_length=257")
     assert caught.value.where.key == "train.sequence_length"
+
+
+def test_built_in_encoder_decides_without_a_file(tmp_path: Path) -> None:
+    plan = planned(tmp_path, EMBED | {"model": {"source": "builtin:minilm-l6-v2"}})
+    assert isinstance(plan, InferencePlan)
+    assert plan.model is not None
+    assert (plan.task.max_length, plan.model.parameters) == (256, 22_565_376)
