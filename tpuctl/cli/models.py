@@ -83,6 +83,7 @@ def _folder(where: str, *, asked: str) -> _Found:
     from tpuctl.model_folder import open_weights, tokenizer_files
     from tpuctl.modelspec import PRESETS
     from tpuctl.plan.source import open_source
+    from tpuctl.plan.weights_header import check_header
 
     if "/" not in asked and not Path(where).exists():
         raise UsageError(f"no preset {asked!r}, and no such folder", hint=f"presets: {', '.join(PRESETS)}")
@@ -91,7 +92,7 @@ def _folder(where: str, *, asked: str) -> _Found:
         kind="folder",
         place=where,
         spec=source.spec,
-        weights=open_weights(where),
+        weights=open_weights(where) if "://" in where else check_header(where, source.spec),
         tokenizer=tokenizer_files(where),
     )
 

@@ -13,6 +13,7 @@ from tpuctl.cli.options import Output, OutputOption, RecipeArgument, SetOption
 from tpuctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from tpuctl.plan.infer_schema import TaskPlan
     from tpuctl.plan.schema import InferencePlan, Plan, TrainingPlan, WorkPlan
     from tpuctl.recipe.schema import Recipe
 
@@ -43,12 +44,14 @@ def resolve_recipe(recipe: Path, overrides: Sequence[str]) -> Plan:
 
 def resolve_here(recipe: Recipe) -> Plan:
     """The plan of a loaded recipe here and now, once the model folder it may name has been looked into."""
+    from tpuctl.plan.onsite import look_here
     from tpuctl.plan.resolve import resolve
     from tpuctl.plan.source import read_source
 
     cwd = current_directory()
     source = read_source(recipe, environ=os.environ, cwd=cwd)
-    return resolve(recipe, environ=os.environ, cwd=cwd, source=source)
+    plan = resolve(recipe, environ=os.environ, cwd=cwd, source=source)
+    return look_here(plan, recipe, home=os.environ.get("HOME"))
 
 
 def current_directory() -> Path:
@@ -99,19 +102,31 @@ def _inference(plan: InferencePlan) -> list[tuple[str, str]]:
     batches = f"batches of {console.counted(task.batch_rows, 'row')}, ragged end {task.ragged}"
     what = f"{task.function} on {inputs}" if task.function else f"of {task.text_column} by {_source(plan)}"
     part = console.counted(output.rows_per_part, "row")
+    length = f"texts of at most {task.max_length:,} tokens" if task.max_length else "texts as long as the model takes"
     bad = "fail the job" if output.bad_rows == "fail" else f"go to quarantine, at most {output.max_quarantine}"
     return [
         ("data", f"{data.uri} ({columns}{limit})"),
         ("task", f"{task.kind} {what}; {batches}"),
-        (
-            "output",
-            f"{output.uri}, mode {output.mode}; at most {part} a part; bad rows {bad}",
-        ),
+        *([] if task.function else [("with", "; ".join([length, *_numbers(task)]))]),
+        ("output", f"{output.uri}, mode {output.mode}; at most {part} a part; bad rows {bad}"),
     ]
 
 
+def _numbers(task: TaskPlan) -> list[str]:
+    """What an answer is drawn by, or a vector made with."""
+    if task.kind == "embed":
+        return [f"pooling {task.pooling}", "scaled to length 1" if task.normalise else "not scaled"]
+    drawn = f"answers of at most {task.max_tokens:,} tokens, temperature {task.temperature:g}, top_p {task.top_p:g}"
+    choices = f"choices {', '.join(map(repr, task.choices))}"
+    extra = {"generate": [drawn, f"seed {task.seed}"], "classify": [choices]}.get(task.kind, [])
+    return [*extra, task.dtype]
+
+
 def _source(plan: InferencePlan) -> str:
-    return plan.model.uri if plan.model else "no model"
+    if plan.model is None:
+        return "no model"
+    size = f" ({plan.model.parameters:,} parameters)" if plan.model.parameters else ""
+    return f"{plan.model.uri}{size}"
 
 
 def _training(plan: TrainingPlan) -> list[tuple[str, str]]:
@@ -216,5 +231,5 @@ def _memory(plan: TrainingPlan) -> str:
         "activations": budget.activation_bytes,
         "logits": budget.logit_bytes,
     }
-    listed = ", ".join(f"{name} {gib(size)}" for name, size in parts.items())
+    listed = ", ".join(f"{name} {gib(size)}" for name, size in parts.items() if size)
     return f"about {gib(budget.needed_bytes)} of {gib(budget.hbm_bytes)} per device ({listed})"
