@@ -34,7 +34,9 @@ def show(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE", help="A model folder, local or gs://; a preset; or a run directory.", show_default=False
+            metavar="SOURCE",
+            help="A model folder, local or gs://; a preset; a built-in model; or a run directory.",
+            show_default=False,
         ),
     ],
     output: OutputOption = Output.text,
@@ -55,8 +57,11 @@ def _find(source: str) -> _Found:
         UsageError: neither a preset nor a place that holds a model.
         WeightsError: a folder whose files do not add up.
     """
+    from tpuctl.builtin_models import BUILTIN_DECODERS
     from tpuctl.modelspec import PRESETS
 
+    if source in BUILTIN_DECODERS:
+        return _Found(kind="built-in", place=source, spec=PRESETS[BUILTIN_DECODERS[source]], tokenizer=("its own",))
     if source in PRESETS:
         return _Found(kind="preset", place=source, spec=PRESETS[source])
     place = source.rstrip("/") if "://" in source else str(Path(source).expanduser().absolute())
@@ -75,11 +80,14 @@ def _run(place: str) -> _Found | None:
 
 
 def _folder(place: str, *, asked: str) -> _Found:
+    from tpuctl.builtin_models import BUILTIN_DECODERS
     from tpuctl.errors import UsageError
     from tpuctl.model_folder import open_weights, tokenizer_files
     from tpuctl.modelspec import PRESETS
     from tpuctl.plan.source import open_source
 
+    if asked.startswith("builtin:"):
+        raise UsageError(f"no built-in decoder {asked!r}", hint=f"there is {', '.join(BUILTIN_DECODERS)}")
     if "/" not in asked and not Path(place).exists():
         raise UsageError(f"no preset {asked!r}, and no such folder", hint=f"presets: {', '.join(PRESETS)}")
     source = open_source(place)
@@ -119,6 +127,13 @@ def _special(spec: ModelSpec) -> str:
 
 
 def _weights(found: _Found) -> str:
+    from tpuctl.builtin_models import BUILTIN_MODELS
+
+    if found.kind == "built-in":
+        model = BUILTIN_MODELS[found.place]
+        return (
+            f"out of the package {model.requirement}, {model.megabytes} MB, fetched once by each host that needs them"
+        )
     if found.weights is None:
         return "those of its checkpoints" if found.kind == "run" else "none: drawn from train.seed"
     weights = found.weights

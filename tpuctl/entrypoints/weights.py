@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from etils import epath
 
+from tpuctl.builtin_models.fetch import model_folder
+from tpuctl.entrypoints.emit import tell_note
 from tpuctl.model_folder import fingerprint, open_weights
 from tpuctl.nn.weights_fit import fit
 from tpuctl.plan.schema import TrainingPlan
@@ -20,6 +22,6 @@ def starting_weights(plan: TrainingPlan) -> str:
     """
     if plan.weights is None or complete_steps(scan(epath.Path(join(plan.run.directory, "checkpoints")))):
         return ""
-    weights = open_weights(plan.weights.uri)
+    weights = open_weights(model_folder(plan.weights.uri, tell=tell_note))
     fit(weights, plan.model, family=plan.weights.family)
     return fingerprint(weights)

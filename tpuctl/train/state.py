@@ -13,6 +13,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Int32, Key, UInt32
 
+from tpuctl.builtin_models.fetch import model_folder
 from tpuctl.mesh import batch_sharding, named_sharding, replicated
 from tpuctl.nn.params import ParamTree, init_params, logical_axes
 from tpuctl.nn.weights import load_params
@@ -57,9 +58,8 @@ def init_state(plan: TrainingPlan, mesh: Mesh) -> TrainState:
     shardings = state_shardings(plan, mesh)
     if plan.weights is None:
         return _compiled(lambda: _initial(plan), mesh, shardings)
-    loaded = load_params(
-        plan.model, plan.weights.uri, family=plan.weights.family, shardings=shardings.params, dtype=jnp.float32
-    )
+    folder = model_folder(plan.weights.uri)
+    loaded = load_params(plan.model, folder, family=plan.weights.family, shardings=shardings.params, dtype=jnp.float32)
     # Without them no weight is drawn: the compiler leaves out what nobody asks for.
     rest = _compiled(lambda: replace(_initial(plan), params={}), mesh, replace(shardings, params={}))
     return replace(rest, params=loaded.params)

