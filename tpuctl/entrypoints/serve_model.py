@@ -59,7 +59,7 @@ def load_model(plan: ServingPlan, *, simulated: bool, tell: Tell) -> Loaded:
         JobFailedError: The engine does not say what the model says.
     """
     verify_devices(plan, simulated=simulated)
-    plan = _with_folders(plan, tell=tell)
+    plan = with_local_folders(plan, tell=tell)
     _keep_programs(plan)
     mesh = create_mesh(plan.mesh)
     tokenizer, chat, make_grammar = _text(plan)
@@ -78,8 +78,12 @@ def load_model(plan: ServingPlan, *, simulated: bool, tell: Tell) -> Loaded:
     return Loaded(engine=engine, served=served, make_grammar=make_grammar)
 
 
-def _with_folders(plan: ServingPlan, *, tell: Tell) -> ServingPlan:
-    """The plan with a folder of this host in place of each built-in model."""
+def with_local_folders(plan: ServingPlan, *, tell: Tell) -> ServingPlan:
+    """The plan with a folder of this host in place of each built-in model, fetched if need be.
+
+    Raises:
+        WeightsError: It can't be.
+    """
     weights = plan.weights and replace(plan.weights, uri=model_folder(plan.weights.uri, tell=tell))
     text = replace(plan.text, tokenizer=model_folder(plan.text.tokenizer, tell=tell))
     return replace(plan, weights=weights, text=text)
