@@ -36,10 +36,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 os.environ.update({**client_env(None), "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"})
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)  # xdist's own hook reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep each file on one worker, for what its tests share, and all tests with Ray nodes on another, for theirs."""
-    if config.getoption("dist", "no") == "no":
-        return
     for item in items:
         group = "ray" if item.get_closest_marker("ray") else str(item.path)
         item.add_marker(pytest.mark.xdist_group(group))
