@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.fakes.gcs_process import GcsService, gcs_process
 from tpuctl.cluster.registry import Cluster, Registry
@@ -26,6 +29,8 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
 
+ROOT = Path(__file__).parents[1]
+
 # Compiled programs, for the tests of this session and the processes they start; each session begins with none.
 PROGRAMS = os.environ.get("JAX_COMPILATION_CACHE_DIR") or tempfile.mkdtemp(prefix="tpuctl-test-programs-")
 OWNS_PROGRAMS = os.environ.get("JAX_COMPILATION_CACHE_DIR") is None
@@ -36,12 +41,21 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 os.environ.update({**client_env(None), "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"})
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist's own hook reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep each file on one worker, for what its tests share, and all tests with Ray nodes on another, for theirs."""
-    for item in items:
-        group = "ray" if item.get_closest_marker("ray") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+class OneWorkerForRay(LoadScopeScheduling):
+    """Each file's tests on one worker, for what they share, and all files that start Ray nodes on the same one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "ray" if starts_ray(file) else file
+
+
+@functools.cache
+def starts_ray(file: str) -> bool:
+    return "pytest.mark.ray" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneWorkerForRay:
+    return OneWorkerForRay(config, log)
 
 
 def pytest_unconfigure() -> None:

@@ -56,6 +56,8 @@ class ShardingRules:
     vocab: tuple[str, ...] = ("tensor",)
     position: tuple[str, ...] = ()
     norm: tuple[str, ...] = ()
+    rank: tuple[str, ...] = ()
+    residual: tuple[str, ...] = ()
 
     def mesh_axes(self, logical: str) -> tuple[str, ...]:
         """Mesh axes of one logical axis.

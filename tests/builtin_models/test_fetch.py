@@ -22,7 +22,8 @@ from tpuctl.model_folder import fingerprint, open_weights, read_config
 from tpuctl.modelspec import PRESETS
 from tpuctl.modelspec.huggingface import spec_from_config
 from tpuctl.plan.resolve import resolve
-from tpuctl.plan.schema import ServingPlan, WeightsPlan
+from tpuctl.plan.schema import ServingPlan
+from tpuctl.plan.weights_schema import WeightsPlan
 from tpuctl.recipe.load import build_recipe
 from tpuctl.recipe.source import Source
 from tpuctl.text.chat import load_chat

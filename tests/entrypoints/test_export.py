@@ -22,7 +22,8 @@ from tpuctl.errors import CheckpointError, UsageError, WeightsError
 from tpuctl.mesh import create_mesh
 from tpuctl.model_folder import open_weights
 from tpuctl.nn.weights_leaves import DTYPES
-from tpuctl.plan.schema import TrainingPlan, WeightsPlan
+from tpuctl.plan.schema import TrainingPlan
+from tpuctl.plan.weights_schema import WeightsPlan
 from tpuctl.runs.record import Attempt, begin_attempt
 from tpuctl.storage import open_storage
 from tpuctl.text import ByteTokenizer
@@ -47,7 +48,7 @@ def save(plan: TrainingPlan, *, steps: int = 0) -> None:
     begin_attempt(plan, Attempt(number=1, submission_id="job", cluster="", tpuctl_version="0", started=0.0))
     provenance = provenance_of(plan, weights=starting_weights(plan))
     checkpoints = Checkpoints(f"{plan.run.directory}/checkpoints", provenance=provenance, keep=1)
-    checkpoints.save(steps, state)
+    checkpoints.save(steps, program.kept(state))
     checkpoints.close()
 
 

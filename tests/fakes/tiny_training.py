@@ -89,6 +89,7 @@ def make_plan(
         mesh=MeshPlan(**axes),
         model=model,
         weights=None,
+        lora=None,
         data=DATA,
         optim=optim,
         train=replace(TRAIN, **train),
@@ -104,7 +105,7 @@ def make_plan(
         ),
         expect=ExpectPlan(max_eval_loss=None, max_bits_per_byte=None),
         budget=BudgetPlan(
-            parameters=0, hbm_bytes=0, state_bytes=0, gradient_bytes=0, activation_bytes=0, logit_bytes=0
+            parameters=0, trained=0, hbm_bytes=0, state_bytes=0, gradient_bytes=0, activation_bytes=0, logit_bytes=0
         ),
     )
 

@@ -10,8 +10,9 @@ from tests.plan.conftest import GOOD
 from tpuctl.errors import RecipeError
 from tpuctl.modelspec import PRESETS
 from tpuctl.plan.resolve import resolve
-from tpuctl.plan.schema import InferencePlan, Plan, ServingPlan, TrainingPlan, WeightsPlan
+from tpuctl.plan.schema import InferencePlan, Plan, ServingPlan, TrainingPlan
 from tpuctl.plan.source import read_source
+from tpuctl.plan.weights_schema import WeightsPlan
 from tpuctl.recipe.load import build_recipe
 from tpuctl.recipe.source import Source
 

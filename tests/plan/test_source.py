@@ -11,8 +11,9 @@ from tests.fakes.model_folders import CONFIG, SPEC, write_model
 from tests.plan.conftest import GOOD
 from tpuctl.errors import RecipeError
 from tpuctl.plan.resolve import resolve
-from tpuctl.plan.schema import TrainingPlan, WeightsPlan, plan_dumps, plan_loads
+from tpuctl.plan.schema import TrainingPlan, plan_dumps, plan_loads
 from tpuctl.plan.source import read_source
+from tpuctl.plan.weights_schema import WeightsPlan
 from tpuctl.recipe.load import build_recipe
 from tpuctl.recipe.source import Source
 from tpuctl.text import train_bpe

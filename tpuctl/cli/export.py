@@ -25,6 +25,7 @@ class Format(StrEnum):
     """What can be written."""
 
     hf = "hf"
+    peft = "peft"
 
 
 class Dtype(StrEnum):
@@ -44,20 +45,27 @@ def export(
     ],
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where to, local or gs://; a new or empty folder.")],
     *,
-    format_: Annotated[Format, typer.Option("--format", help="The form of the folder.")] = Format.hf,
+    format_: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="hf is a model, adapters merged into it; peft a run's adapters alone.",
+        ),
+    ] = Format.hf,
     dtype: Annotated[
         Dtype, typer.Option("--dtype", help="Of the weights; float32 is what checkpoints hold.")
     ] = Dtype.float32,
     output: OutputOption = Output.text,
     quiet: QuietOption = False,
 ) -> None:
-    """Write a run's weights as a model folder in Hugging Face's form, on this machine, with no cluster."""
+    """Write a run's weights in Hugging Face's form, or its adapters in PEFT's, on this machine, with no cluster."""
     found = _STEP.fullmatch(run)
     request = {
         "run": _place(found["run"] if found else run),
         "step": int(found["step"]) if found else None,
         "folder": _place(folder),
         "dtype": dtype.value,
+        "format": format_.value,
     }
     exported = _exported(request, show=output is Output.text and not quiet)
     if output is Output.json:

@@ -118,6 +118,7 @@ def _training(plan: TrainingPlan) -> list[tuple[str, str]]:
         ),
         ("model", _model(plan)),
         ("weights", _weights(plan)),
+        *([("lora", _lora(plan))] if plan.lora else []),
         ("data", _data(plan)),
         ("train", _train(plan)),
         ("optim", _optim(plan)),
@@ -145,7 +146,17 @@ def _model(plan: TrainingPlan) -> str:
 def _weights(plan: TrainingPlan) -> str:
     if plan.weights is None:
         return f"drawn from seed {plan.train.seed}"
-    return f"{plan.weights.uri} ({plan.weights.family}); a resumed run has its checkpoint's"
+    after = "frozen, read again by a resumed run" if plan.lora else "a resumed run has its checkpoint's"
+    return f"{plan.weights.uri} ({plan.weights.family}); {after}"
+
+
+def _lora(plan: TrainingPlan) -> str:
+    lora = plan.lora
+    assert lora is not None, "asked for only then"
+    start = f"from {lora.adapter}" if lora.adapter else "new"
+    dropout = f", dropout {lora.dropout:g}" if lora.dropout else ""
+    size = f"{plan.budget.trained:,} of them trained"
+    return f"rank {lora.rank}, alpha {lora.alpha:g}{dropout} on {', '.join(lora.targets)}; {start}; {size}"
 
 
 def _data(plan: TrainingPlan) -> str:

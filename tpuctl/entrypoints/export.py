@@ -1,4 +1,6 @@
-"""Export: a checkpoint of a run into a model folder in Hugging Face's form. A process of its own, on one machine.
+"""Export: a checkpoint of a run into a model folder of Hugging Face's form, or into a folder of PEFT's.
+
+A process of its own, on one machine.
 
     python -m tpuctl.entrypoints.export < request.json
 
@@ -8,17 +10,20 @@ has, and holds one leaf of the parameters at a time.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tpuctl.entrypoints.export_files import model_config, write_config, write_tokenizer
+from tpuctl.entrypoints.export_lora import MergedLeaves, write_peft
 from tpuctl.errors import TpuctlError, UsageError
-from tpuctl.nn.weights_writing import write_weights
+from tpuctl.nn.weights_writing import WrittenWeights, write_weights
 from tpuctl.plan.decode import PlanFormatError
 from tpuctl.plan.schema import TrainingPlan, plan_from_json
 from tpuctl.runs.record import read_record
@@ -31,12 +36,16 @@ DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What to export and where to: ``run`` is a run directory, ``step`` None its newest checkpoint."""
+    """What to export and where to.
+
+    ``run`` is a run directory, ``step`` None its newest checkpoint; ``format`` is hf or peft.
+    """
 
     run: str
     step: int | None
     folder: str
     dtype: str
+    format: str = "hf"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +65,10 @@ class Exported:
 def export(request: Request) -> Exported:
     """Write the folder: weights first, ``config.json``, which makes a model of it, last.
 
+    Adapters are merged into the weights they were trained beside, unless PEFT's format is asked for.
+
     Raises:
-        UsageError: no such run, or a folder that holds something.
+        UsageError: no such run, a folder that holds something, or PEFT's format asked of a run without adapters.
         CheckpointError: no such checkpoint, or it can't be read.
         StorageError: the folder can't be written to.
     """
@@ -66,21 +77,12 @@ def export(request: Request) -> Exported:
         raise UsageError(f"{request.folder} is not empty", hint="export into a new folder")
     arrays = CheckpointArrays(join(request.run, "checkpoints"), step=request.step)
     check_model(arrays.written, provenance_of(plan), path=arrays.path)
-    config = model_config(plan, dtype=request.dtype)
-    written = write_weights(
-        plan.model,
-        request.folder,
-        family=config["model_type"],
-        dtype=DTYPES[request.dtype],
-        read=lambda path: _told(arrays, path),
-    )
-    write_tokenizer(plan, request.folder)
-    write_config(plan, request.folder, config)
+    family, written = (_adapters if request.format == "peft" else _model)(request, plan, arrays)
     return Exported(
         folder=request.folder,
         run=request.run,
         step=arrays.step,
-        family=config["model_type"],
+        family=family,
         dtype=request.dtype,
         **dataclasses.asdict(written),
     )
@@ -112,8 +114,38 @@ def _plan(run: str) -> TrainingPlan:
     return plan
 
 
-def _told(arrays: CheckpointArrays, path: str) -> np.ndarray:
-    values = arrays.read(f"params/{path}")
+def _model(request: Request, plan: TrainingPlan, arrays: CheckpointArrays) -> tuple[str, WrittenWeights]:
+    config = model_config(plan, dtype=request.dtype)
+    family = config["model_type"]
+    with contextlib.ExitStack() as open_files:
+        read = _reading(plan, arrays, open_files)
+        written = write_weights(plan.model, request.folder, family=family, dtype=DTYPES[request.dtype], read=read)
+    write_tokenizer(plan, request.folder)
+    write_config(plan, request.folder, config)
+    return family, written
+
+
+def _adapters(request: Request, plan: TrainingPlan, arrays: CheckpointArrays) -> tuple[str, WrittenWeights]:
+    if plan.lora is None or plan.weights is None:
+        hint = "leave --format out: the run trained all weights"
+        raise UsageError(f"{request.run} has no adapters to write in PEFT's form", hint=hint)
+    if request.dtype != "float32":
+        raise UsageError("adapters are written as float32", hint="leave --dtype out")
+    return plan.weights.family, write_peft(plan, arrays, request.folder)
+
+
+def _reading(
+    plan: TrainingPlan, arrays: CheckpointArrays, open_files: contextlib.ExitStack
+) -> Callable[[str], np.ndarray]:
+    """What gives a parameter by its path: the checkpoint, or the model folder with the checkpoint's adapters."""
+    if plan.lora is None:
+        return lambda path: _told(path, arrays.read(f"params/{path}"))
+    merged = MergedLeaves(plan, arrays)
+    open_files.callback(merged.close)
+    return lambda path: _told(path, merged.read(path))
+
+
+def _told(path: str, values: np.ndarray) -> np.ndarray:
     sys.stderr.write(f"{path} {list(values.shape)}\n")
     return values
 

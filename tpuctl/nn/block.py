@@ -5,35 +5,44 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jaxtyping import Float, Key
 
 from tpuctl.modelspec import ModelSpec
+from tpuctl.nn.adapter import Adapting, adapted, adapters_of
 from tpuctl.nn.attention import Attend, AttentionKernel, LayerView
 from tpuctl.nn.experts import Experts
-from tpuctl.nn.layers import MLP, Norm, ParamMaker, biased, dropout, project, project_back
+from tpuctl.nn.layers import Norm, ParamMaker, biased, dropout, folded, project, project_back
+from tpuctl.nn.mlp import MLP
 from tpuctl.nn.partition import WHOLE, Partition
 from tpuctl.nn.rotary import Rotary
 from tpuctl.plan.schema import RematPolicy
+from tpuctl.plan.weights_schema import LoraPlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardOptions:
-    """How the decoder runs: nothing here changes what it computes, but for ``dropout``.
+    """How the decoder runs: nothing here changes what it computes, but for dropout.
 
-    ``dropout_keys``: one per row, or ``None`` for no dropout. ``kernel`` is for attention within rows only.
+    ``dropout`` is on the residual branches, ``adapter_dropout`` on what goes into adapters. ``dropout_keys``: one per
+    row, or ``None`` for neither. ``kernel`` is for attention within rows only.
     """
 
     kernel: AttentionKernel = "reference"
     remat: RematPolicy = "none"
     dropout: float = 0.0
+    adapter_dropout: float = 0.0
     dropout_keys: Key[Array, " b"] | None = None
     partition: Partition = WHOLE
     unroll: bool = False
     """Whether the layers stand one after the other in the program, instead of as one that runs many times."""
+
+    @property
+    def adapting(self) -> Adapting:
+        """What of this adapters need."""
+        return Adapting(partition=self.partition, dropout=self.adapter_dropout, keys=self.dropout_keys)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +58,7 @@ class Surroundings:
 class Attention(nnx.Module):
     """Grouped-query self-attention."""
 
-    def __init__(self, spec: ModelSpec, *, out_std: float, make: ParamMaker) -> None:
+    def __init__(self, spec: ModelSpec, *, out_std: float, make: ParamMaker, lora: LoraPlan | None) -> None:
         hidden, heads, kv_heads, dim = spec.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim
         std = hidden**-0.5
         self.scale = dim**-0.5 if spec.attention_scale is None else spec.attention_scale
@@ -65,38 +74,41 @@ class Attention(nnx.Module):
         self.out_bias = make.zeros((hidden,), ("norm",)) if spec.attention_out_bias else None
         self.query_norm = _head_norm(spec, make) if spec.qk_norm else None
         self.key_norm = _head_norm(spec, make) if spec.qk_norm else None
+        self.adapters = adapters_of(self, "attention", lora, make=make)
 
     def __call__(self, x: Float[Array, "b s d"], state: Any, around: Surroundings) -> tuple[Array, Any]:
         """Partial sums over ``tensor``, for the caller's ``scatter_sequence`` to add up, yet without the last bias;
         and the next state."""
-        part = around.options.partition
-        q = self._heads(x, self.query, self.query_bias, part)
-        k = self._heads(x, self.key, self.key_bias, part)
-        v = self._heads(x, self.value, self.value_bias, part)
+        adapting = around.options.adapting
+        q, k, v = (self._heads(x, name, adapting) for name in ("query", "key", "value"))
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
         if around.rotary is not None:
             q, k = around.rotary.rotate(q), around.rotary.rotate(k)
         scaled = q * jnp.asarray(self.scale, q.dtype)
         mixed, state = around.attend(scaled, k, v, layer=around.view, state=state)
-        return project_back(mixed, part.weight(self.out)), state
+        out = project_back(mixed, adapting.partition.weight(self.out))
+        return adapted(out, mixed, getattr(self.adapters, "out", None), adapting), state
 
-    def _heads(self, x: Array, weight: nnx.Param[Any], bias: nnx.Param[Any] | None, part: Partition) -> Array:
-        heads = project(x, part.weight(weight, kv_heads=self.num_kv_heads))
-        return heads if bias is None else biased(heads, part.weight(bias, kv_heads=self.num_kv_heads))
+    def _heads(self, x: Array, name: str, adapting: Adapting) -> Array:
+        part, kv_heads = adapting.partition, self.num_kv_heads
+        heads = project(x, part.weight(getattr(self, name), kv_heads=kv_heads))
+        heads = adapted(heads, x, getattr(self.adapters, name, None), adapting, kv_heads=kv_heads)
+        bias = getattr(self, f"{name}_bias")
+        return heads if bias is None else biased(heads, part.weight(bias, kv_heads=kv_heads))
 
 
 class Block(nnx.Module):
     """One layer. In a model with layers of both kinds MLPs and experts are each stacked for layers of their own."""
 
-    def __init__(self, spec: ModelSpec, *, make: ParamMaker) -> None:
+    def __init__(self, spec: ModelSpec, *, make: ParamMaker, lora: LoraPlan | None = None) -> None:
         out_std = (2 * spec.num_layers) ** -0.5  # keeps the residual stream's variance flat in depth (GPT-2)
         mlps, experts = len(spec.mlp_layers), len(spec.expert_layers)
         self.attention_norm = residual_norm(spec, make)
-        self.attention = Attention(spec, out_std=out_std, make=make)
+        self.attention = Attention(spec, out_std=out_std, make=make, lora=lora)
         self.attention_out_norm = residual_norm(spec, make) if spec.sandwich_norms else None
         self.mlp_norm = residual_norm(spec, make)
-        self.mlp = MLP(spec, out_std=out_std, make=make.stacked(mlps)) if mlps else None
+        self.mlp = MLP(spec, out_std=out_std, make=make.stacked(mlps), lora=lora) if mlps else None
         self.experts = Experts(spec, out_std=out_std, make=make.stacked(experts)) if experts else None
         self.mlp_out_norm = residual_norm(spec, make) if spec.sandwich_norms else None
 
@@ -108,7 +120,7 @@ class Block(nnx.Module):
         x = x + _dropped(_normed(attended, self.attention_out_norm), options, site=0)
         entering = part.gather_sequence(self.mlp_norm(x))
         if self.mlp is not None:
-            mixed = biased(part.scatter_sequence(self.mlp(entering, partition=part)), self.mlp.down_bias)
+            mixed = biased(part.scatter_sequence(self.mlp(entering, adapting=options.adapting)), self.mlp.down_bias)
         else:
             assert self.experts is not None
             mixed = part.scatter_sequence(self.experts(entering, partition=part))
@@ -118,11 +130,6 @@ class Block(nnx.Module):
 def residual_norm(spec: ModelSpec, make: ParamMaker) -> Norm:
     """A norm over the residual stream."""
     return Norm(spec.hidden_size, epsilon=spec.norm_eps, make=make, kind=spec.norm, plus_one=spec.norm_plus_one)
-
-
-def folded(keys: Any, number: Array | int) -> Any:
-    """Each row's key, folded with a number; ``None`` stays ``None``."""
-    return None if keys is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)
 
 
 def _head_norm(spec: ModelSpec, make: ParamMaker) -> Norm:

@@ -19,11 +19,12 @@ from jaxtyping import Float, Int, Key
 
 from tpuctl.modelspec import ModelSpec
 from tpuctl.nn.attention import CONTEXT_NAME, NO_WINDOW, Attend, LayerView, RowAttention
-from tpuctl.nn.block import Block, ForwardOptions, Surroundings, folded, residual_norm
-from tpuctl.nn.layers import ParamMaker
+from tpuctl.nn.block import Block, ForwardOptions, Surroundings, residual_norm
+from tpuctl.nn.layers import ParamMaker, folded
 from tpuctl.nn.partition import WHOLE, Partition
 from tpuctl.nn.rotary import layer_rotaries
 from tpuctl.plan.schema import RematPolicy
+from tpuctl.plan.weights_schema import LoraPlan
 
 __all__ = ["Decoder", "ForwardOptions", "TokenRows", "rematerialised"]
 
@@ -44,9 +45,12 @@ jax.tree_util.register_dataclass(TokenRows)
 
 
 class Decoder(nnx.Module):
-    """Token rows → hidden states; the head's matrix turns those into logits."""
+    """Token rows → hidden states; the head's matrix turns those into logits.
 
-    def __init__(self, spec: ModelSpec, *, key: Key[Array, ""]) -> None:
+    ``lora`` puts adapters beside its projections.
+    """
+
+    def __init__(self, spec: ModelSpec, *, key: Key[Array, ""], lora: LoraPlan | None = None) -> None:
         keys = iter(jax.random.split(key, _MAX_WEIGHTS))
         make = ParamMaker(keys=keys)
         self.spec = spec
@@ -54,7 +58,7 @@ class Decoder(nnx.Module):
         table_shape = (spec.max_positions, spec.hidden_size)
         learned = spec.positions == "learned"
         self.position_embedding = make.normal(table_shape, ("position", "embed"), std=_EMBED_STD) if learned else None
-        self.layers = Block(spec, make=make.stacked(spec.num_layers))
+        self.layers = Block(spec, make=make.stacked(spec.num_layers), lora=lora)
         self.final_norm = residual_norm(spec, make)
         head_shape = (spec.hidden_size, spec.vocab_size)
         self.head = None if spec.tied_embedding else make.normal(head_shape, ("embed", "vocab"), std=_EMBED_STD)

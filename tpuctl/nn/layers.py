@@ -1,4 +1,4 @@
-"""Building blocks of the decoder: parameters with logical axes, norms, projections, the MLP, dropout.
+"""Building blocks of the decoder: parameters with logical axes, norms, projections, dropout.
 
 Every parameter names its logical axes; where they lie is ``mesh.RULES``' business. Knows no mesh.
 """
@@ -17,7 +17,6 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 from jaxtyping import Float, Key
 
-from tpuctl.modelspec import ModelSpec
 from tpuctl.modelspec.spec import Activation, NormKind
 from tpuctl.nn.partition import Partition
 
@@ -36,6 +35,11 @@ class ParamMaker:
         """A weight drawn from a normal distribution cut off at two standard deviations."""
         draw = jax.random.truncated_normal(next(self.keys), -2.0, 2.0, self._shape(shape), jnp.float32)
         return nnx.Param(draw * std, axes=self._axes(axes))
+
+    def uniform(self, shape: tuple[int, ...], axes: tuple[str, ...], *, bound: float) -> nnx.Param[Any]:
+        """A weight drawn evenly from between ``-bound`` and ``bound``."""
+        draw = jax.random.uniform(next(self.keys), self._shape(shape), jnp.float32, -bound, bound)
+        return nnx.Param(draw, axes=self._axes(axes))
 
     def ones(self, shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param[Any]:
         """A scale that starts at one."""
@@ -89,32 +93,6 @@ ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
 }
-
-
-class MLP(nnx.Module):
-    """``down(act(up x))``, or gated ``down(act(gate x) · up x)`` (Shazeer 2020)."""
-
-    def __init__(self, spec: ModelSpec, *, out_std: float, make: ParamMaker) -> None:
-        hidden, inner = spec.hidden_size, spec.mlp_size
-        shape, axes, std = (hidden, inner), ("embed", "mlp"), hidden**-0.5
-        self.activation = spec.activation
-        self.gate = make.normal(shape, axes, std=std) if spec.mlp_gated else None
-        self.up = make.normal(shape, axes, std=std)
-        self.down = make.normal(shape, axes, std=out_std * inner**-0.5)
-        has_gate_bias = spec.mlp_bias and spec.mlp_gated
-        self.gate_bias = make.zeros((inner,), ("mlp",)) if has_gate_bias else None
-        self.up_bias = make.zeros((inner,), ("mlp",)) if spec.mlp_bias else None
-        self.down_bias = make.zeros((hidden,), ("norm",)) if spec.mlp_bias else None
-
-    def __call__(self, x: Float[Array, "b s d"], *, partition: Partition) -> Float[Array, "b s d"]:
-        """Partial sums over ``tensor``, for the caller's ``scatter_sequence`` to add up; yet without the last bias."""
-        activate = ACTIVATIONS[self.activation]
-        inner = biased(project(x, partition.weight(self.up)), self.up_bias)
-        if self.gate is None:
-            inner = activate(inner)
-        else:
-            inner = activate(biased(project(x, partition.weight(self.gate)), self.gate_bias)) * inner
-        return project_back(inner, partition.weight(self.down))
 
 
 def biased(x: Array, bias: nnx.Param[Any] | Array | None) -> Array:
@@ -198,3 +176,8 @@ def dropout(
     shape = (x.shape[1] * partition.tensor.size, x.shape[2])
     keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, shape))(keys)
     return jnp.where(partition.sequence_shard(keep), x / jnp.asarray(1.0 - rate, x.dtype), 0)
+
+
+def folded(keys: Any, number: Array | int) -> Any:
+    """Each row's key, folded with a number; ``None`` stays ``None``."""
+    return None if keys is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)

@@ -16,34 +16,61 @@ from jaxtyping import Key
 
 from tpuctl.modelspec import ModelSpec
 from tpuctl.nn.decoder import Decoder
+from tpuctl.plan.weights_schema import LoraPlan
+
+_ADAPTERS = "adapters"
 
 type ParamTree = dict[str, Any]
 
 
-def init_params(spec: ModelSpec, key: Key[Array, ""]) -> ParamTree:
+def init_params(spec: ModelSpec, key: Key[Array, ""], *, lora: LoraPlan | None = None) -> ParamTree:
     """New f32 parameters, a pure function of ``key``."""
-    tree: ParamTree = nnx.to_pure_dict(nnx.state(Decoder(spec, key=key)))
+    tree: ParamTree = nnx.to_pure_dict(nnx.state(Decoder(spec, key=key, lora=lora)))
     return tree
 
 
-def bind(spec: ModelSpec, params: ParamTree) -> Decoder:
+def bind(spec: ModelSpec, params: ParamTree, *, lora: LoraPlan | None = None) -> Decoder:
     """The decoder over these parameters (arrays or tracers, whole or one device's shards, of any dtype)."""
-    graph, template = _template(spec)
+    graph, template = _template(spec, lora)
     state = jax.tree.map(lambda leaf: leaf, template)
     nnx.replace_by_pure_dict(state, params)
     decoder: Decoder = nnx.merge(graph, state)
     return decoder
 
 
-def logical_axes(spec: ModelSpec, *, tensor: int = 1) -> ParamTree:
+def logical_axes(spec: ModelSpec, *, tensor: int = 1, lora: LoraPlan | None = None) -> ParamTree:
     """The tree with each parameter's logical axes in its place, a tuple of names.
 
     Key and value heads fewer than the ``tensor`` devices they are to be shared by are held whole by each of these.
     """
-    _, template = _template(spec)
+    _, template = _template(spec, lora)
     shared = spec.num_kv_heads < tensor and tensor % spec.num_kv_heads == 0
     axes: ParamTree = _axes(template, rename={"kv_heads": "shared_kv_heads"} if shared else {})
     return axes
+
+
+def split_adapters(params: ParamTree) -> tuple[ParamTree, ParamTree]:
+    """The adapters in a tree of parameters, and the weights they stand beside. Leaves may be anything."""
+    adapters: ParamTree = {}
+    weights: ParamTree = {}
+    for name, child in params.items():
+        if name == _ADAPTERS:
+            adapters[name] = child
+        elif isinstance(child, dict):
+            inside, beside = split_adapters(child)
+            adapters |= {name: inside} if inside else {}
+            weights[name] = beside
+        else:
+            weights[name] = child
+    return adapters, weights
+
+
+def joined(left: ParamTree, right: ParamTree) -> ParamTree:
+    """One tree of two that share no leaf; what ``split_adapters`` took apart."""
+    tree = {**left, **right}
+    for name in left.keys() & right.keys():
+        tree[name] = joined(left[name], right[name])
+    return tree
 
 
 def _axes(node: Any, *, rename: dict[str, str]) -> Any:
@@ -53,5 +80,5 @@ def _axes(node: Any, *, rename: dict[str, str]) -> Any:
 
 
 @functools.cache
-def _template(spec: ModelSpec) -> tuple[Any, Any]:
-    return nnx.split(nnx.eval_shape(lambda: Decoder(spec, key=jax.random.key(0))))
+def _template(spec: ModelSpec, lora: LoraPlan | None) -> tuple[Any, Any]:
+    return nnx.split(nnx.eval_shape(lambda: Decoder(spec, key=jax.random.key(0), lora=lora)))

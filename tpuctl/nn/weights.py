@@ -47,7 +47,8 @@ def load_params(spec: ModelSpec, uri: str, *, family: str, shardings: ParamTree,
         uri: The folder, local or ``gs://``.
         family: Its ``model_type``, which names the tensors.
         shardings: A ``NamedSharding`` for each parameter.
-        dtype: Of the result; stored values are converted, float32 to bfloat16 by rounding to nearest.
+        dtype: Of the result, one or a tree of them as ``shardings`` is. Stored values are converted, float32 to
+            bfloat16 by rounding to nearest.
 
     Raises:
         WeightsError: the folder's tensors are not exactly those of the spec, or damaged; nothing is ever made up.
@@ -55,9 +56,10 @@ def load_params(spec: ModelSpec, uri: str, *, family: str, shardings: ParamTree,
     """
     leaves = fit(open_weights(uri), spec, family=family)
     reader = Reader(uri)
+    dtypes = dtype if isinstance(dtype, dict) else jax.tree.map(lambda _: dtype, shardings)
     try:
         params = jax.tree_util.tree_map_with_path(
-            lambda path, place: _read_leaf(leaves[_path(path)], place, np.dtype(dtype), reader), shardings
+            lambda path, place, kind: _read_leaf(leaves[_path(path)], place, np.dtype(kind), reader), shardings, dtypes
         )
     finally:
         reader.close()

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tpuctl.modelspec import ModelSpec, num_layer_parameters, num_parameters
+from tpuctl.modelspec.adapters import adapter_parameters
 from tpuctl.plan.schema import BudgetPlan, MeshPlan, RematPolicy, TrainPlan
+from tpuctl.plan.weights_schema import LoraPlan
 from tpuctl.recipe.schema import TrainingRecipe
 from tpuctl.recipe.settings import keys_of
 
@@ -32,6 +34,7 @@ class Workload:
     mesh: MeshPlan
     train: TrainPlan
     hbm_bytes: int
+    lora: LoraPlan | None = None
 
     @property
     def weight_shards(self) -> int:
@@ -49,6 +52,14 @@ class Workload:
         """Bytes of a number of the compute dtype."""
         return 2 if self.train.compute_dtype == "bfloat16" else _F32
 
+    @property
+    def adapter_parameters(self) -> int:
+        """Weights of all adapters; every device holds them whole, but for what ``tensor`` splits."""
+        if self.lora is None:
+            return 0
+        known = adapter_parameters(self.model, rank=self.lora.rank, targets=self.lora.targets)
+        return sum(parameter.size for parameter in known.values())
+
 
 def estimate(work: Workload, remat: RematPolicy) -> BudgetPlan:
     """Bytes per device for a step under a rematerialisation policy, at the moment that takes most.
@@ -57,18 +68,29 @@ def estimate(work: Workload, remat: RematPolicy) -> BudgetPlan:
     layers, with their gradients. Both come on top of what the forward pass has kept; ``logit_bytes`` is what the
     first takes beyond the second.
     """
-    parameters = num_parameters(work.model)
+    weights = num_parameters(work.model)
     # Whole along ``data``: there weights are gathered once, and gradients summed at the end of the step only.
-    shard = parameters // (work.mesh.fsdp * work.mesh.tensor)
-    gradients, layer = shard * _F32, _layer_bytes(work)
+    shard = weights // (work.mesh.fsdp * work.mesh.tensor)
+    trained = shard if work.lora is None else work.adapter_parameters
+    gradients, layer = trained * _F32, _layer_bytes(work)
+    # A copy in the compute dtype; frozen weights are held in it, and copied only to be whole along ``data``.
+    copied = trained + (shard if work.lora is not None and work.mesh.data > 1 else 0)
     return BudgetPlan(
-        parameters=parameters,
+        parameters=weights + work.adapter_parameters,
+        trained=weights if work.lora is None else work.adapter_parameters,
         hbm_bytes=work.hbm_bytes,
-        state_bytes=parameters // work.weight_shards * _STATE_BYTES,
-        gradient_bytes=gradients + shard * work.value_bytes,
+        state_bytes=_state_bytes(work, weights // work.weight_shards),
+        gradient_bytes=gradients + copied * work.value_bytes,
         activation_bytes=_saved_bytes(work, remat) + layer,
         logit_bytes=max(0, _loss_bytes(work) - gradients - layer),
     )
+
+
+def _state_bytes(work: Workload, weights: int) -> int:
+    """The training state, with so many of the model's weights on a device; frozen ones have no moments."""
+    if work.lora is None:
+        return weights * _STATE_BYTES
+    return weights * work.value_bytes + work.adapter_parameters * _STATE_BYTES
 
 
 def choose_remat(work: Workload) -> RematPolicy:
@@ -143,7 +165,15 @@ def _inner_per_token(model: ModelSpec) -> int:
 def _layer_bytes(work: Workload) -> int:
     """One layer in the backward pass: its gathered weights, their gradient and everything computed again."""
     weights = num_layer_parameters(work.model) // work.mesh.tensor
-    return weights * (work.value_bytes + _F32) + work.tokens * _kept_per_token(work, "none") // work.mesh.tensor
+    return (
+        weights * (work.value_bytes + _gradient_value_bytes(work))
+        + work.tokens * _kept_per_token(work, "none") // work.mesh.tensor
+    )
+
+
+def _gradient_value_bytes(work: Workload) -> int:
+    """Bytes of the gradient of one of the model's weights; frozen ones have none."""
+    return _F32 if work.lora is None else 0
 
 
 def _loss_bytes(work: Workload) -> int:
@@ -151,4 +181,5 @@ def _loss_bytes(work: Workload) -> int:
     vocab = -(-work.model.vocab_size // work.mesh.tensor)
     chunk = max(1, min(_CHUNK_TOKENS, _CHUNK_BYTES // (_F32 * vocab), work.tokens // 4))
     head = vocab * work.model.hidden_size
-    return 2 * chunk * vocab * _F32 + head * (work.value_bytes + _F32) + work.tokens * work.model.hidden_size * _F32
+    head_bytes = head * (work.value_bytes + _gradient_value_bytes(work))
+    return 2 * chunk * vocab * _F32 + head_bytes + work.tokens * work.model.hidden_size * _F32

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tpuctl import __version__
-from tpuctl.modelspec import ModelSpec
 from tpuctl.plan.budget import Workload, choose_remat, estimate, gib, shortage_hint
 from tpuctl.plan.environment import plan_job
 from tpuctl.plan.here import Here
 from tpuctl.plan.infer import resolve_inference
+from tpuctl.plan.lora import plan_lora
 from tpuctl.plan.mesh import plan_mesh
 from tpuctl.plan.model import ModelGround, plan_model, plan_tokenizer
 from tpuctl.plan.places import plan_data, plan_run
@@ -23,17 +23,16 @@ from tpuctl.plan.schema import (
     DataPlan,
     ExpectPlan,
     JobKind,
-    MeshPlan,
     OptimPlan,
     Plan,
     TrainingPlan,
     TrainPlan,
-    WeightsPlan,
     WorkPlan,
 )
 from tpuctl.plan.serve import resolve_serving
 from tpuctl.plan.slices import plan_slices
 from tpuctl.plan.source import ModelSource
+from tpuctl.plan.weights_schema import WeightsPlan
 from tpuctl.recipe.custom import CustomJobTable
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import CustomRecipe, InferenceRecipe, Recipe, ServingRecipe, TrainingRecipe
@@ -76,6 +75,7 @@ def _resolve_training(
     tokenizer = plan_tokenizer(recipe, source)
     ground = ModelGround(source=source, tokenizer=tokenizer, here=here)
     model = plan_model(recipe, ground=ground, findings=findings)
+    lora = plan_lora(recipe, source=source, here=here, findings=findings)
     run = plan_run(recipe, here=here, findings=findings)
     data = plan_data(recipe, tokenizer=tokenizer, here=here, findings=findings)
     job = plan_job(recipe, environ=environ, findings=findings)
@@ -86,8 +86,10 @@ def _resolve_training(
     assert slices is not None  # these three are None only together with a problem
     assert model is not None
     assert mesh is not None
-    train, budget = _train(recipe, model, mesh, hbm_bytes=generation(slices.generation).hbm_bytes_per_device)
-    _check_budget(Workload(model=model, mesh=mesh, train=train, hbm_bytes=budget.hbm_bytes), budget, findings)
+    hbm_bytes = generation(slices.generation).hbm_bytes_per_device
+    work = _workload(recipe, Workload(model=model, mesh=mesh, train=_train(recipe), hbm_bytes=hbm_bytes, lora=lora))
+    budget = estimate(work, work.train.remat)
+    _check_budget(work, budget, findings)
     findings.settle()
     return TrainingPlan(
         kind=recipe.kind,
@@ -98,9 +100,10 @@ def _resolve_training(
         mesh=mesh,
         model=model,
         weights=None if source is None else WeightsPlan(uri=source.uri, family=source.family),
+        lora=lora,
         data=data,
         optim=optim,
-        train=train,
+        train=work.train,
         checkpoint=CheckpointPlan(
             every=recipe.checkpoint.every, keep=recipe.checkpoint.keep, resume=recipe.checkpoint.resume
         ),
@@ -199,9 +202,9 @@ def _check_cadence(recipe: TrainingRecipe, data: DataPlan, findings: Findings) -
         findings.notes.append(f"checkpoint.every = {recipe.checkpoint.every}: saved once, after step {steps}")
 
 
-def _train(recipe: TrainingRecipe, model: ModelSpec, mesh: MeshPlan, *, hbm_bytes: int) -> tuple[TrainPlan, BudgetPlan]:
+def _train(recipe: TrainingRecipe) -> TrainPlan:
     table = recipe.train
-    train = TrainPlan(
+    return TrainPlan(
         steps=table.steps,
         global_batch=table.global_batch,
         microbatches=table.microbatches,
@@ -215,9 +218,13 @@ def _train(recipe: TrainingRecipe, model: ModelSpec, mesh: MeshPlan, *, hbm_byte
         eval_every=table.eval_every,
         eval_batches=table.eval_batches,
     )
-    work = Workload(model=model, mesh=mesh, train=train, hbm_bytes=hbm_bytes)
-    remat = table.remat or choose_remat(work)
-    return replace(train, remat=remat), estimate(work, remat)
+
+
+def _workload(recipe: TrainingRecipe, work: Workload) -> Workload:
+    """With the rematerialisation policy that the recipe leaves open."""
+    if recipe.train.remat is not None:
+        return work
+    return replace(work, train=replace(work.train, remat=choose_remat(work)))
 
 
 def _check_budget(work: Workload, budget: BudgetPlan, findings: Findings) -> None:

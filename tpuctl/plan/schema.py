@@ -15,6 +15,7 @@ from tpuctl.modelspec import ModelSpec
 from tpuctl.plan.decode import PlanFormatError, decode
 from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, SourcePlan, TaskPlan
 from tpuctl.plan.serve_schema import EndpointPlan, EnginePlan, TextPlan
+from tpuctl.plan.weights_schema import LoraPlan, WeightsPlan
 
 PLAN_SCHEMA = "tpuctl.plan/1"
 
@@ -74,14 +75,6 @@ class MeshPlan:
     def batch_shards(self) -> int:
         """Shards of the global batch: every axis but ``tensor``."""
         return self.slice * self.data * self.fsdp
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WeightsPlan:
-    """Weights to start from: a model folder, and the family (``model_type``) that names its tensors."""
-
-    uri: str
-    family: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,9 +185,10 @@ class ExpectPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BudgetPlan:
-    """Estimated HBM per device, in bytes, and what the chip offers."""
+    """Estimated HBM per device, in bytes, and what the chip offers; ``trained`` of the ``parameters`` are."""
 
     parameters: int
+    trained: int
     hbm_bytes: int
     state_bytes: int
     gradient_bytes: int
@@ -243,6 +237,7 @@ class TrainingPlan(Plan):
     mesh: MeshPlan
     model: ModelSpec
     weights: WeightsPlan | None
+    lora: LoraPlan | None
     data: DataPlan
     optim: OptimPlan
     train: TrainPlan

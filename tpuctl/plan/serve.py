@@ -13,11 +13,12 @@ from tpuctl.plan.budget import gib
 from tpuctl.plan.environment import plan_job
 from tpuctl.plan.here import Here
 from tpuctl.plan.places import plan_run, storage_place
-from tpuctl.plan.schema import JobPlan, MeshPlan, ServingPlan, SlicePlan, WeightsPlan
+from tpuctl.plan.schema import JobPlan, MeshPlan, ServingPlan, SlicePlan
 from tpuctl.plan.serve_schema import EndpointPlan, EnginePlan, TextPlan
 from tpuctl.plan.slices import plan_slices
 from tpuctl.plan.source import ModelSource
 from tpuctl.plan.tokenizer import is_tokenizer_file, tokenizer_ids
+from tpuctl.plan.weights_schema import WeightsPlan
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import ServingRecipe
 from tpuctl.topology import generation

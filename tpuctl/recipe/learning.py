@@ -1,4 +1,4 @@
-"""The tables that say what is learned and how: model, train, optim, checkpoint, expect."""
+"""The tables that say what is learned and how: model, lora, train, optim, checkpoint, expect."""
 
 # ruff: noqa: RUF009 — `setting()` makes a dataclass field, it is no mutable default
 from __future__ import annotations
@@ -80,6 +80,45 @@ class ModelTable:
         None, doc="Use the embedding as the output head.", absent="true", also=("tie_word_embeddings",), example="true"
     )
     dropout: float = setting(0.0, doc="Dropout on each residual branch.", minimum=0, below=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraTable:
+    """Low-rank adapters, trained in place of the weights of ``model.source``, which stay as they are."""
+
+    rank: int | None = setting(
+        None,
+        doc="Rank of each adapter.",
+        minimum=1,
+        maximum=1024,
+        absent="no adapters: all weights are trained",
+        also=("r", "lora_r", "lora_rank"),
+        example="16",
+    )
+    alpha: float | None = setting(
+        None,
+        doc="An adapter's result is multiplied by alpha / rank.",
+        above=0,
+        maximum=1e6,
+        absent="rank",
+        also=("lora_alpha",),
+        example="32",
+    )
+    targets: tuple[str, ...] = setting(
+        ("all-linear",),
+        doc="Projections that get an adapter, by PEFT's names: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, "
+        "down_proj; all-linear is every one of these that the model has.",
+        also=("target_modules", "modules", "lora_target_modules"),
+    )
+    dropout: float = setting(
+        0.0, doc="Dropout on what goes into an adapter.", minimum=0, below=1, also=("lora_dropout",)
+    )
+    adapter: str | None = setting(
+        None,
+        doc="A folder as PEFT writes it to start from, local or gs://; of this rank, alpha and targets.",
+        absent="new adapters, which change nothing before the first step",
+        example="gs://bucket/adapters/first",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

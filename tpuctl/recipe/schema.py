@@ -14,7 +14,7 @@ from tpuctl.plan.schema import JobKind
 from tpuctl.recipe.custom import CustomJobTable
 from tpuctl.recipe.data import DataTable
 from tpuctl.recipe.inference import OutputTable, RowsTable, SourceTable, TaskTable
-from tpuctl.recipe.learning import CheckpointTable, ExpectTable, ModelTable, OptimTable, TrainTable
+from tpuctl.recipe.learning import CheckpointTable, ExpectTable, LoraTable, ModelTable, OptimTable, TrainTable
 from tpuctl.recipe.origin import Origin
 from tpuctl.recipe.placement import ClusterTable, JobTable, MeshTable, RunTable, SliceTable
 from tpuctl.recipe.serving import EngineTable, ServedModelTable, ServeTable
@@ -44,6 +44,7 @@ class TrainingRecipe(Recipe):
     """A model trained on text."""
 
     model: ModelTable = _table(ModelTable)
+    lora: LoraTable = _table(LoraTable)
     mesh: MeshTable = _table(MeshTable)
     data: DataTable = _table(DataTable, required=True)
     train: TrainTable = _table(TrainTable, required=True)

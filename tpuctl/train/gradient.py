@@ -23,9 +23,10 @@ from tpuctl.nn.attention import kernel_for
 from tpuctl.nn.collectives import gather, scatter
 from tpuctl.nn.decoder import ForwardOptions, TokenRows
 from tpuctl.nn.loss import LossOptions, Targets, cross_entropy
-from tpuctl.nn.params import ParamTree, bind, logical_axes
+from tpuctl.nn.params import ParamTree, bind
 from tpuctl.nn.partition import Partition, batch_shard_index
 from tpuctl.plan.schema import TrainingPlan
+from tpuctl.train.trainable import Trainable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,10 +61,11 @@ for _node in (GlobalBatch, LossSums):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossProgram:
-    """What the loss of a plan needs, decided once. ``axes``: the parameters' logical axes."""
+    """What the loss of a plan needs, decided once. ``axes``: the logical axes of all parameters."""
 
     plan: TrainingPlan
     mesh: Mesh
+    trainable: Trainable
     axes: ParamTree
     forward: ForwardOptions
     loss: LossOptions
@@ -76,16 +78,17 @@ class LossProgram:
     @property
     def param_specs(self) -> ParamTree:
         """PartitionSpecs of the parameters."""
-        return self.map_axes(lambda axes: RULES.spec(axes))
-
-    def map_axes(self, function: Callable[..., Any], *trees: ParamTree) -> ParamTree:
-        """``function(axes, *leaves)`` for each parameter."""
-        tree: ParamTree = jax.tree.map(function, self.axes, *trees, is_leaf=lambda node: isinstance(node, tuple))
-        return tree
+        return map_axes(lambda axes: RULES.spec(axes), self.axes)
 
     def size(self, axis: str) -> int:
         """Length of a mesh axis."""
         return int(self.mesh.shape[axis])
+
+
+def map_axes(function: Callable[..., Any], axes: ParamTree, *trees: ParamTree) -> ParamTree:
+    """``function(axes, *leaves)`` for each parameter in a tree of logical axes."""
+    tree: ParamTree = jax.tree.map(function, axes, *trees, is_leaf=lambda node: isinstance(node, tuple))
+    return tree
 
 
 def loss_program(plan: TrainingPlan, mesh: Mesh, *, real_vocab: int | None = None) -> LossProgram:
@@ -104,19 +107,22 @@ def loss_program(plan: TrainingPlan, mesh: Mesh, *, real_vocab: int | None = Non
         kernel=kernel_for(mesh.devices.flat[0].platform),
         remat=train.remat,
         dropout=train.dropout,
+        adapter_dropout=plan.lora.dropout if plan.lora else 0.0,
         partition=Partition(fsdp=mesh_axis(mesh, "fsdp"), tensor=mesh_axis(mesh, "tensor")),
     )
     model = plan.model
     loss = LossOptions(
         real_vocab=real_vocab or model.vocab_size, softcap=model.logits_softcap, z_loss=train.z_loss, tensor=tensor
     )
-    return LossProgram(plan=plan, mesh=mesh, axes=logical_axes(model, tensor=tensor), forward=forward, loss=loss)
+    trainable = Trainable.of(plan)
+    axes = trainable.axes(tensor=tensor)
+    return LossProgram(plan=plan, mesh=mesh, trainable=trainable, axes=axes, forward=forward, loss=loss)
 
 
 def gradients(
     program: LossProgram, params: ParamTree, batch: GlobalBatch, *, key: Key[Array, ""]
 ) -> tuple[ParamTree, LossSums]:
-    """Gradients of the *summed* objective, f32 and sharded as ``params``, and the sums to divide them by.
+    """Gradients of the *summed* objective by what is trained, f32 and sharded as it, and the sums to divide them by.
 
     Sums, not means: microbatches and devices with different token counts then weigh by tokens of themselves.
     """
@@ -132,7 +138,7 @@ def gradients(
         local,
         mesh=program.mesh,
         in_specs=(specs, rows, PartitionSpec()),
-        out_specs=(specs, PartitionSpec()),
+        out_specs=(program.trainable.trained(specs), PartitionSpec()),
         check_vma=False,
     )
     result: tuple[ParamTree, LossSums] = mapped(params, batch, key)
@@ -152,16 +158,12 @@ def losses(program: LossProgram, params: ParamTree, batch: GlobalBatch) -> LossS
 
 
 def _working_copy(program: LossProgram, params: ParamTree) -> ParamTree:
-    dtype = jnp.dtype(program.plan.train.compute_dtype)
-
     def prepare(axes: tuple[str, ...], weight: Array) -> Array:
-        if "norm" in axes:
-            return weight
-        weight = weight.astype(dtype)  # before the gathers: half the bytes on the wire
+        weight = weight.astype(program.trainable.working_dtype(axes))  # before the gathers: half the bytes on the wire
         dimension = _data_dimension(program, axes)
         return weight if dimension is None else gather(weight, program.data, dimension)
 
-    return program.map_axes(prepare, params)
+    return map_axes(prepare, program.axes, params)
 
 
 def _data_dimension(program: LossProgram, axes: tuple[str, ...]) -> int | None:
@@ -174,28 +176,31 @@ def _accumulated(
 ) -> tuple[ParamTree, LossSums]:
     """Over microbatches. Each reduce-scatters its own gradients, so what is kept between them is a shard in f32
     and not the whole model's gradient; the price is that the reduce-scatter is paid once per microbatch."""
-    differentiate = jax.value_and_grad(
-        lambda working, part, keys: _objective(program, working, part, row_keys=keys), has_aux=True
-    )
+    trained, frozen = program.trainable.split(working)
+
+    def objective(trained: ParamTree, part: GlobalBatch, keys: Any) -> tuple[Array, LossSums]:
+        return _objective(program, program.trainable.join(trained, frozen), part, row_keys=keys)
+
+    differentiate = jax.value_and_grad(objective, has_aux=True)
     row_keys = _row_keys(program, batch, key)
     count = program.plan.train.microbatches
     if count == 1:
-        (_, sums), grads = differentiate(working, batch, row_keys)
+        (_, sums), grads = differentiate(trained, batch, row_keys)
         return grads, sums
 
     def add(total: Any, part: tuple[GlobalBatch, Any]) -> tuple[Any, None]:
-        (_, sums), grads = differentiate(working, *part)
+        (_, sums), grads = differentiate(trained, *part)
         return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, (grads, sums)), None
 
     parts = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), (batch, row_keys))
-    zero_grads = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), working)
+    zero_grads = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), trained)
     zero_sums = LossSums(nats=jnp.float32(0), tokens=jnp.int32(0), num_bytes=jnp.int32(0))
     result: tuple[ParamTree, LossSums] = lax.scan(add, (zero_grads, zero_sums), parts)[0]
     return result
 
 
 def _row_keys(program: LossProgram, batch: GlobalBatch, key: Key[Array, ""]) -> Key[Array, " rows"] | None:
-    if not program.forward.dropout:
+    if not (program.forward.dropout or program.forward.adapter_dropout):
         return None
     rows = batch.tokens.shape[0]
     first = batch_shard_index({axis: program.size(axis) for axis in AXES}) * rows
@@ -205,7 +210,7 @@ def _row_keys(program: LossProgram, batch: GlobalBatch, key: Key[Array, ""]) -> 
 def _objective(
     program: LossProgram, working: ParamTree, batch: GlobalBatch, *, row_keys: Key[Array, " rows"] | None
 ) -> tuple[Float[Array, ""], LossSums]:
-    decoder = bind(program.plan.model, working)
+    decoder = bind(program.plan.model, working, lora=program.plan.lora)
     rows = TokenRows(tokens=batch.tokens, positions=batch.positions, segment_ids=batch.segment_ids)
     hidden = decoder.hidden(rows, options=replace(program.forward, dropout_keys=row_keys))
     head = decoder.head_matrix(partition=program.forward.partition)
@@ -224,7 +229,7 @@ def _reduced(program: LossProgram, grads: ParamTree) -> ParamTree:
         grad = grad.astype(jnp.float32)
         return lax.psum(grad, rest) if rest else grad
 
-    return program.map_axes(reduce, grads)
+    return map_axes(reduce, program.trainable.trained(program.axes), grads)
 
 
 def _total(program: LossProgram, sums: LossSums) -> LossSums:

@@ -98,7 +98,7 @@ class _Attempt:
                 making = beside.submit(program.init)
             else:
                 self.step = found
-                making = beside.submit(checkpoints.restore, found, program.abstract_state)
+                making = beside.submit(self._restore, found)
             train_step = self._compiled() if self.step < self._last_step else None
             state = self._made(making) if found is None else self._restored(making)
         self.tell.notes(checkpoints.take_notes())
@@ -109,6 +109,10 @@ class _Attempt:
             return making.result()
         with self.tell.phase("loaded weights"):
             return making.result()
+
+    def _restore(self, step: int) -> Any:
+        program = self.task.program
+        return program.completed(self.task.checkpoints.restore(step, program.kept(program.abstract_state)))
 
     def _restored(self, restoring: Future[Any]) -> Any:
         with self.tell.phase("restored"):
@@ -194,7 +198,7 @@ class _Attempt:
 
     def _save(self, state: Any, kind: SaveKind) -> None:
         loss = self._evaluation.loss if self._evaluation is not None and self._evaluation.step == self.step else None
-        self.task.checkpoints.save(self.step, state, kind=kind, eval_loss=loss)
+        self.task.checkpoints.save(self.step, self.task.program.kept(state), kind=kind, eval_loss=loss)
         self.tell.notes(self.task.checkpoints.take_notes())
         self._watchdog.beat()
 

@@ -59,4 +59,4 @@ def clip_factor(norm: jax.Array, clip_norm: float | None) -> Any:
 
 
 def _decays(axes: tuple[str, ...]) -> bool:
-    return "embed" in axes and axes[0] not in ("vocab", "position")
+    return "rank" in axes or ("embed" in axes and axes[0] not in ("vocab", "position"))

@@ -14,8 +14,9 @@ from jaxtyping import Array, Float32, Int32
 
 from tpuctl.plan.schema import TrainingPlan
 from tpuctl.train.batch import HostBatch
-from tpuctl.train.state import abstract_state, init_state
+from tpuctl.train.state import abstract_state, init_state, with_weights
 from tpuctl.train.step import abstract_batch, make_eval_step, make_global_batch, make_train_step
+from tpuctl.train.trainable import Trainable
 
 
 class State(Protocol):
@@ -40,6 +41,10 @@ class State(Protocol):
 Metrics = Mapping[str, Float32[Array, ""] | Int32[Array, ""]]
 
 
+def _whole(state: Any) -> Any:
+    return state
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
     """One model and optimizer on one mesh.
@@ -49,6 +54,8 @@ class Program:
         abstract_state: Shape, dtype and sharding of each array of the state.
         abstract_batch: The same of a global batch.
         init: A fresh state.
+        kept: The part of a state that its checkpoint holds.
+        completed: A state, of the part that was kept.
         train_step: Jitted ``(state, batch) -> (state, metrics)``; donates the state. Metrics are the same on all
             hosts: loss, tokens, grad_norm, learning_rate, finite, stop_votes.
         eval_step: Jitted ``(params, batch) -> sums``: nats, tokens and bytes over the global batch.
@@ -62,6 +69,8 @@ class Program:
     train_step: Any
     eval_step: Any
     assemble: Callable[[HostBatch, bool], Any]
+    kept: Callable[[Any], Any] = _whole
+    completed: Callable[[Any], Any] = _whole
 
 
 def program_for(plan: TrainingPlan, mesh: jax.sharding.Mesh, *, real_vocab: int | None = None) -> Program:
@@ -82,4 +91,6 @@ def program_for(plan: TrainingPlan, mesh: jax.sharding.Mesh, *, real_vocab: int 
         train_step=make_train_step(plan, mesh, real_vocab=real_vocab),
         eval_step=make_eval_step(plan, mesh, real_vocab=real_vocab),
         assemble=assemble,
+        kept=Trainable.of(plan).kept,
+        completed=lambda kept: kept if plan.lora is None else with_weights(plan, kept, mesh),
     )

@@ -14,6 +14,7 @@ from typing import Any
 from tpuctl.errors import CheckpointError
 from tpuctl.modelspec import ModelSpec, RopeSpec
 from tpuctl.plan.schema import TrainingPlan
+from tpuctl.plan.weights_schema import LoraPlan
 
 # Goes up when the names or meanings of the stored arrays change.
 LAYOUT = 1
@@ -40,6 +41,7 @@ class Provenance:
         dataset: Fingerprint of the training data; empty where unknown.
         weights: Fingerprint of the weights the run started from; empty where they were drawn, or from before a resume.
         source: The folder they came from.
+        lora: Rank, alpha and targets, where the arrays are adapters beside the frozen ``weights``.
         job: Which job wrote it, so that a job's own retries can go on where ``resume = "never"`` was asked.
     """
 
@@ -48,6 +50,7 @@ class Provenance:
     dataset: str = ""
     weights: str = ""
     source: str = ""
+    lora: Mapping[str, Any] | None = None
     job: str = ""
 
     def going_on_from(self, before: Provenance) -> Provenance:
@@ -67,8 +70,14 @@ def provenance_of(plan: TrainingPlan, *, dataset: str = "", weights: str = "", j
         dataset=dataset,
         weights=weights,
         source=plan.weights.uri if plan.weights is not None else "",
+        lora=None if plan.lora is None else _lora(plan.lora),
         job=job,
     )
+
+
+def _lora(lora: LoraPlan) -> dict[str, Any]:
+    """What decides the meaning of adapters' arrays."""
+    return {"rank": lora.rank, "alpha": lora.alpha, "targets": list(lora.targets)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,10 +122,11 @@ def from_record(document: Mapping[str, Any], *, path: str) -> Written:
 
 
 def check_model(written: Written, wanted: Provenance, *, path: str) -> None:
-    """Refuse arrays that were trained as another model.
+    """Refuse arrays that were trained as another model, or as other adapters.
 
     Raises:
-        CheckpointError: A field of the model differs; names each one with both values.
+        CheckpointError: A field of the model differs; names each one with both values. Or rank, alpha, targets or the
+            frozen weights differ, or only one of the two has adapters.
     """
     stored, planned = ({**_DEFAULTS, **given} for given in (written.provenance.model, wanted.model))
     changed = [
@@ -128,6 +138,21 @@ def check_model(written: Written, wanted: Provenance, *, path: str) -> None:
         raise CheckpointError(
             f"{path} holds another model ({'; '.join(changed)})",
             hint="give the changed model a run directory of its own, or go back to the model of the checkpoint",
+        )
+    _check_adapters(written, wanted, path=path)
+
+
+def _check_adapters(written: Written, wanted: Provenance, *, path: str) -> None:
+    stored = written.provenance
+    if stored.lora != wanted.lora:
+        both = [f"adapters of {lora}" if lora else "all weights" for lora in (stored.lora, wanted.lora)]
+        hint = "give the changed [lora] a run directory of its own, or go back to that of the checkpoint"
+        raise CheckpointError(f"{path} holds {both[0]}, the plan trains {both[1]}", hint=hint)
+    if wanted.lora is not None and wanted.weights and stored.weights != wanted.weights:
+        raise CheckpointError(
+            f"{path} holds adapters trained beside the weights {stored.weights} of {stored.source}; "
+            f"those in {wanted.source} are {wanted.weights}",
+            hint="set model.source to the weights it was trained beside",
         )
 
 

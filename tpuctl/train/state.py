@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
@@ -15,10 +16,12 @@ from jaxtyping import Int32, Key, UInt32
 
 from tpuctl.builtin_models.fetch import model_folder
 from tpuctl.mesh import batch_sharding, named_sharding, replicated
-from tpuctl.nn.params import ParamTree, init_params, logical_axes
+from tpuctl.nn.params import ParamTree, init_params, joined, split_adapters
+from tpuctl.nn.peft import Adapted, read_adapter
 from tpuctl.nn.weights import load_params
 from tpuctl.plan.schema import TrainingPlan
 from tpuctl.train.optim import adamw
+from tpuctl.train.trainable import Trainable
 
 CURSOR_WORDS = 4
 
@@ -29,7 +32,8 @@ _KEY_IMPLEMENTATION = "threefry2x32"
 class TrainState:
     """State after ``step`` optimizer steps.
 
-    ``params`` and the moments in ``opt_state`` are f32. ``key`` is the run's random key as raw words: arrays of the
+    ``params`` and the moments in ``opt_state`` are f32; frozen weights have no moments and are held in the dtype
+    they are used in (``Trainable``). ``key`` is the run's random key as raw words: arrays of the
     typed key's dtype can't be written to a checkpoint, words can. ``cursor`` is where each row's data lane stands.
     """
 
@@ -58,11 +62,33 @@ def init_state(plan: TrainingPlan, mesh: Mesh) -> TrainState:
     shardings = state_shardings(plan, mesh)
     if plan.weights is None:
         return _compiled(lambda: _initial(plan), mesh, shardings)
-    folder = model_folder(plan.weights.uri)
-    loaded = load_params(plan.model, folder, family=plan.weights.family, shardings=shardings.params, dtype=jnp.float32)
+
+    def without_weights(state: Any) -> Any:
+        return replace(state, params=split_adapters(state.params)[0])
+
     # Without them no weight is drawn: the compiler leaves out what nobody asks for.
-    rest = _compiled(lambda: replace(_initial(plan), params={}), mesh, replace(shardings, params={}))
-    return replace(rest, params=loaded.params)
+    drawn = _compiled(lambda: without_weights(_initial(plan)), mesh, without_weights(shardings))
+    if plan.lora is not None and plan.lora.adapter is not None:
+        adapted = Adapted(spec=plan.model, family=plan.weights.family, lora=plan.lora)
+        drawn = replace(drawn, params=_laid_out(read_adapter(adapted, plan.lora.adapter), like=drawn.params))
+    return with_weights(plan, drawn, mesh)
+
+
+def with_weights(plan: TrainingPlan, state: TrainState, mesh: Mesh) -> TrainState:
+    """``state``, which has no weights or adapters alone, with those of the plan's model folder.
+
+    Raises:
+        WeightsError: the folder does not hold the plan's model.
+    """
+    assert plan.weights is not None, "the plan names a folder"
+    loaded = load_params(
+        plan.model,
+        model_folder(plan.weights.uri),
+        family=plan.weights.family,
+        shardings=split_adapters(param_shardings(plan, mesh))[1],
+        dtype=Trainable.of(plan).stored_dtypes(),
+    )
+    return replace(state, params=joined(state.params, loaded.params))
 
 
 def state_shardings(plan: TrainingPlan, mesh: Mesh) -> Any:
@@ -72,12 +98,12 @@ def state_shardings(plan: TrainingPlan, mesh: Mesh) -> Any:
         MeshError: a dimension of the model or the batch does not divide over the mesh.
     """
     shapes = jax.eval_shape(lambda: _initial(plan))
-    params = param_shardings(plan, mesh)
+    params, trainable = param_shardings(plan, mesh), Trainable.of(plan)
     opt_state = optax.tree_utils.tree_map_params(
-        adamw(plan.optim, logical_axes(plan.model)),
+        adamw(plan.optim, trainable.trained(trainable.axes())),
         lambda _, sharding: sharding,
         shapes.opt_state,
-        params,
+        trainable.trained(params),
         transform_non_params=lambda _: replicated(mesh),
     )
     named_sharding(mesh, ("batch",), shape=(plan.train.global_batch,))
@@ -87,12 +113,12 @@ def state_shardings(plan: TrainingPlan, mesh: Mesh) -> Any:
 
 def param_shardings(plan: TrainingPlan, mesh: Mesh) -> ParamTree:
     """The tree of the parameters' shardings; raises ``MeshError`` as ``state_shardings`` does."""
-    shapes = jax.eval_shape(lambda: init_params(plan.model, jax.random.key(0)))
+    shapes = jax.eval_shape(lambda: init_params(plan.model, jax.random.key(0), lora=plan.lora))
 
     def place(axes: tuple[str, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
         return named_sharding(mesh, axes, shape=leaf.shape)
 
-    axes = logical_axes(plan.model, tensor=mesh.shape["tensor"])
+    axes = Trainable.of(plan).axes(tensor=mesh.shape["tensor"])
     tree: ParamTree = jax.tree.map(place, axes, shapes, is_leaf=lambda n: isinstance(n, tuple))
     return tree
 
@@ -107,6 +133,17 @@ def abstract_state(plan: TrainingPlan, mesh: Mesh) -> TrainState:
     return state
 
 
+def _laid_out(arrays: dict[str, np.ndarray], *, like: ParamTree) -> ParamTree:
+    """Arrays by path, each where its namesake in ``like`` lies."""
+
+    def place(path: Any, leaf: Array) -> Array:
+        values = arrays[jax.tree_util.keystr(path, simple=True, separator="/")]
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: values[index])
+
+    tree: ParamTree = jax.tree_util.tree_map_with_path(place, like)
+    return tree
+
+
 def _compiled(make: Callable[[], TrainState], mesh: Mesh, shardings: Any) -> TrainState:
     # Runs once, so on CPU optimizing it, which takes seconds, pays never.
     on_cpu = mesh.devices.flat[0].platform == "cpu"
@@ -117,11 +154,14 @@ def _compiled(make: Callable[[], TrainState], mesh: Mesh, shardings: Any) -> Tra
 
 def _initial(plan: TrainingPlan) -> TrainState:
     init_key, run_key = jax.random.split(jax.random.key(plan.train.seed, impl=_KEY_IMPLEMENTATION))
-    params = init_params(plan.model, init_key)
+    trainable = Trainable.of(plan)
+    trained, frozen = trainable.split(init_params(plan.model, init_key, lora=plan.lora))
+    if frozen:
+        frozen = jax.tree.map(lambda leaf, dtype: leaf.astype(dtype), frozen, trainable.stored_dtypes())
     return TrainState(
         step=jnp.zeros((), jnp.int32),
-        params=params,
-        opt_state=adamw(plan.optim, logical_axes(plan.model)).init(params),
+        params=trainable.join(trained, frozen),
+        opt_state=adamw(plan.optim, trainable.trained(trainable.axes())).init(trained),
         key=jax.random.key_data(run_key),
         cursor=jnp.zeros((plan.train.global_batch, CURSOR_WORDS), jnp.int32),
     )

@@ -7,6 +7,7 @@ array in it lies like the parameters and nothing but scalars is summed.
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from tpuctl.mesh import batch_sharding, host_rows, replicated
-from tpuctl.nn.params import ParamTree, logical_axes
+from tpuctl.nn.params import ParamTree
 from tpuctl.plan.schema import TrainingPlan
 from tpuctl.train.batch import HostBatch
 from tpuctl.train.gradient import GlobalBatch, LossProgram, gradients, loss_program, losses
@@ -108,11 +109,12 @@ def _train_step(program: LossProgram, state: TrainState, batch: GlobalBatch) -> 
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     rate = learning_rate_schedule(plan.optim, steps=plan.train.steps)(state.step)
     scale = per_token * clip_factor(norm, plan.optim.clip_norm)
-    params, opt_state = _updated(plan, state, grads, scale=scale, rate=rate)
+    trained, frozen = program.trainable.split(state.params)
+    params, opt_state = _updated(program, replace(state, params=trained), grads, scale=scale, rate=rate)
     learned = finite & (sums.tokens > 0)
     new_state = TrainState(
         step=state.step + finite,
-        params=_choose(learned, params, state.params),
+        params=program.trainable.join(_choose(learned, params, trained), frozen),
         opt_state=_choose(learned, opt_state, state.opt_state),
         key=state.key,
         cursor=_choose(finite, batch.cursor, state.cursor),
@@ -134,10 +136,11 @@ def _eval_step(program: LossProgram, params: ParamTree, batch: GlobalBatch) -> M
 
 
 def _updated(
-    plan: TrainingPlan, state: TrainState, grads: ParamTree, *, scale: Array, rate: Any
+    program: LossProgram, state: TrainState, grads: ParamTree, *, scale: Array, rate: Any
 ) -> tuple[ParamTree, Any]:
+    """The trained parameters and their moments; ``state`` holds no others."""
     grads = jax.tree.map(lambda grad: grad * scale, grads)
-    optimizer = adamw(plan.optim, logical_axes(plan.model))
+    optimizer = adamw(program.plan.optim, program.trainable.trained(program.axes))
     direction, opt_state = optimizer.update(grads, state.opt_state, state.params)
     return jax.tree.map(lambda param, step: param - rate * step, state.params, direction), opt_state
 

@@ -1,0 +1,32 @@
+"""The parts of a plan that say which weights a run starts from, and which of them it trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightsPlan:
+    """Weights to start from: a model folder, and the family (``model_type``) that names its tensors."""
+
+    uri: str
+    family: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraPlan:
+    """Adapters to train beside frozen weights. ``targets`` are PEFT's names of projections.
+
+    ``adapter`` is a folder of PEFT's to start from; None draws new ones.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    dropout: float
+    adapter: str | None
+
+    @property
+    def scale(self) -> float:
+        """What an adapter's result is multiplied by."""
+        return self.alpha / self.rank
