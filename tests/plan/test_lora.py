@@ -68,7 +68,7 @@ def test_empty_table_is_no_silent_training_of_all_weights(here: Path) -> None:
     file = here / "r.toml"
     file.write_text(
         'kind = "train"\n[slice]\naccelerator = "v6e"\ntopology = "2x2"\n[run]\nname = "r"\n[model]\nsource = "tiny"\n'
-        '[lora]\n[data]\nuri = "d"\n[train]\nsteps = 5\nglobal_batch = 8\n'
+        '[lora]\n[data]\nuri = "d"\n[train]\nsteps = 5\nglobal_batch = 8\nsequence_length = 128\n'
     )
     from tpuctl.plan.resolve import resolve
 

@@ -52,10 +52,10 @@ class _Places:
         written, read = {_RUN: plan.run.directory}, dict[str, str | None]()
         if isinstance(plan, InferencePlan):
             written[_OUTPUT] = plan.output.uri
-            read = {"data.uri": plan.data.uri, "model.source": plan.model and plan.model.uri}
+            read = {"data.uri": plan.data.uri, "model.source": plan.model.uri if plan.model else None}
         elif isinstance(plan, TrainingPlan):
             read = {"data.uri": plan.data.uri, "data.eval_uri": plan.data.eval_uri}
-            read["model.source"] = plan.weights and plan.weights.uri
+            read["model.source"] = plan.weights.uri if plan.weights else None
         kept = {key: place for key, place in read.items() if place and not place.startswith("builtin:")}
         return cls(written=written, read=kept)
 

@@ -30,8 +30,8 @@ def check_header(uri: str, spec: ModelSpec) -> WeightFiles:
     shapes = [tensor.shape for name, tensor in weights.tensors.items() if _EMBEDDING.search(name)]
     wanted = (spec.vocab_size, spec.hidden_size)
     if shapes != [wanted]:
-        found = " and ".join("×".join(map(str, shape)) for shape in shapes) or "no embedding"
-        raise _other(uri, f"an embedding of {found}, and config.json tells of {wanted[0]}×{wanted[1]}")
+        told = " and ".join("×".join(map(str, shape)) for shape in shapes) or "no size"
+        raise _other(uri, f"an embedding of {told}, and config.json tells of {wanted[0]}×{wanted[1]}")
     return weights
 
 
