@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tpuctl.cli.app import run
+
 TPUCTL = [sys.executable, "-m", "tpuctl"]
 
 
@@ -57,6 +59,33 @@ def test_failure_into_a_pipe_that_is_closed_shows_no_traceback(tmp_path: Path) -
     os.close(writer)
     assert done.returncode == 141
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("words", "said"), [(("schema",), 1), (("check", "nope.toml", "-o", "json"), 2), (("-h",), 1)])
+def test_stdout_on_a_full_disk_is_a_plain_error(words: tuple[str, ...], said: int, tmp_path: Path) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*TPUCTL, *words], stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environ, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.count("tpuctl: error:") == said
+    assert "stdout can't be written: No space left on device" in done.stderr
+    assert "internal" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("jobs", "ls"), ("serve", "ls"), ("cluster", "status"), ("logs", "x"), ("stop", "x")]
+)
+def test_verb_that_finds_no_cluster_says_how_to_have_one(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TPUCTL_STATE_DIR", str(tmp_path))
+    for name in ("TPUCTL_CLUSTER", "RAY_API_SERVER_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    assert run(list(words)) == 3
+    err = capsys.readouterr().err
+    assert all(way in err for way in ("--cluster", "TPUCTL_CLUSTER", "tpuctl cluster up"))
 
 
 def test_interrupt_while_the_program_is_still_starting_is_quiet(tmp_path: Path) -> None:

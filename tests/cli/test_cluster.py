@@ -76,7 +76,7 @@ def test_status_without_any_cluster_says_how_to_name_one(
     known: Callable[..., Registry], capsys: pytest.CaptureFixture[str]
 ) -> None:
     known("one")
-    assert run(["cluster", "status"]) == 2
+    assert run(["cluster", "status"]) == 3
     assert "--cluster" in capsys.readouterr().err
 
 

@@ -127,7 +127,7 @@ def test_jobs_without_a_cluster_say_how_to_name_one(
     monkeypatch.setenv("TPUCTL_STATE_DIR", str(tmp_path))
     monkeypatch.delenv("TPUCTL_CLUSTER", raising=False)
     monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
-    assert run(["jobs", "ls"]) == ExitCode.USAGE
+    assert run(["jobs", "ls"]) == ExitCode.UNAVAILABLE
     assert "--cluster" in capsys.readouterr().err
 
 

@@ -11,6 +11,7 @@ import pytest
 from tpuctl.cli.app import run
 from tpuctl.plan.schema import plan_from_json
 from tpuctl.recipe.load import load_recipe
+from tpuctl.recipe.schema import RECIPES
 
 ROOT = Path(__file__).parents[2]
 SMOKE = str(ROOT / "recipes" / "smoke.toml")
@@ -67,7 +68,7 @@ def test_check_in_json_gives_notes(capsys) -> None:
     assert "chips_per_host = 4" in document["notes"][0]
 
 
-@pytest.mark.parametrize("kind", ["train", "custom"])
+@pytest.mark.parametrize("kind", RECIPES)
 def test_init_writes_a_recipe_that_checks_and_never_overwrites(capsys, tmp_path, kind) -> None:
     path = tmp_path / "new.toml"
     assert run(["init", kind, str(path)]) == 0
@@ -78,7 +79,7 @@ def test_init_writes_a_recipe_that_checks_and_never_overwrites(capsys, tmp_path,
     assert "never overwrites" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("kind", "least"), [("train", 50), ("infer", 10)])
+@pytest.mark.parametrize(("kind", "least"), [("train", 50), ("infer", 10), ("serve", 10), ("custom", 10)])
 def test_init_to_stdout_has_every_key_and_each_example_loads(kind, least, capsys, tmp_path) -> None:
     assert run(["init", kind]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -88,7 +89,8 @@ def test_init_to_stdout_has_every_key_and_each_example_loads(kind, least, capsys
     for at in examples:
         if lines[at] == '# NAME = "value"':
             continue
-        path.write_text("\n".join([*lines[:at], lines[at][2:], *lines[at + 1 :]]))
+        shown = {at, max((above for above in range(at) if re.fullmatch(r"(# )?\[\w+\]", lines[above])), default=at)}
+        path.write_text("\n".join(line.removeprefix("# ") if n in shown else line for n, line in enumerate(lines)))
         load_recipe(path)
 
 
@@ -178,10 +180,43 @@ def test_run_of_a_script_that_is_missing_says_so_before_a_cluster_is_looked_for(
     assert "gone.py: the job refers to it" in capsys.readouterr().err
 
 
-def test_train_of_a_custom_recipe_names_the_right_verb(capsys, tmp_path) -> None:
-    (tmp_path / "r.toml").write_text(CUSTOM)
-    assert run(["train", str(tmp_path / "r.toml")]) == 2
-    assert "tpuctl run" in capsys.readouterr().err
+@pytest.mark.parametrize("verb", ["train", "infer", "serve"])
+@pytest.mark.parametrize(
+    ("kind", "right"), [("train", "train"), ("infer", "infer"), ("serve", "serve"), ("custom", "run")]
+)
+def test_launch_of_a_recipe_of_another_kind_names_the_right_verb(capsys, tmp_path, verb, kind, right) -> None:
+    path = tmp_path / "r.toml"
+    assert run(["init", kind, str(path)]) == 0
+    code = run([verb, str(path), "--dry-run"])
+    assert code == (0 if verb == kind else 2)
+    assert (f"tpuctl {right} {path}" in capsys.readouterr().err) == (verb != kind)
+
+
+@pytest.mark.parametrize("verb", ["train", "infer", "serve"])
+def test_launch_of_a_missing_recipe_proposes_one_of_its_kind(capsys, verb) -> None:
+    assert run([verb, "nope.toml"]) == 2
+    assert f"tpuctl init {verb} nope.toml" in capsys.readouterr().err
+
+
+def test_run_of_a_command_with_a_training_recipe_says_that_it_needs_a_custom_one(capsys) -> None:
+    assert run(["run", SMOKE, "--", "echo"]) == 2
+    err = capsys.readouterr().err
+    assert "kind 'custom' only" in err
+    assert "--set" not in err
+
+
+def test_schema_takes_the_output_that_it_has_anyway(capsys) -> None:
+    assert run(["schema"]) == 0
+    plain = capsys.readouterr().out
+    assert run(["schema", "-o", "json"]) == 0
+    assert capsys.readouterr().out == plain
+
+
+def test_plan_of_one_of_a_thing_says_so(capsys) -> None:
+    assert run(["plan", SMOKE, "--set", "slice.topology=1x1", "--set", "train.steps=1", "--set", "mesh.fsdp=1"]) == 0
+    out = capsys.readouterr().out
+    assert "1 host × 1 chip (" in out
+    assert not re.search(r"\b1 (devices|steps|hosts|chips)\b", out)
 
 
 @pytest.mark.parametrize(("option", "value"), [("--wait", "soon"), ("--cluster", "ray://head:1")])

@@ -36,7 +36,7 @@ FLAGS = {
     "models show": {"--output"},
     "plan": {"--output", "--set"},
     "run": {"--cluster", "--detach", "--dry-run", "--output", "--quiet", "--set", "--wait"},
-    "schema": set(),
+    "schema": {"--output"},
     "serve logs": {"--cluster", "--follow", "--host", "--output", "--tail"},
     "serve ls": {"--cluster", "--output", "--quiet"},
     "serve run": {"--cluster", "--detach", "--dry-run", "--output", "--quiet", "--set", "--wait"},

@@ -9,7 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.conftest import BUCKET
+from tests.fakes.gcs_process import GcsService
 from tpuctl.cli.app import run
+from tpuctl.storage import open_storage
 from tpuctl.text import load_tokenizer
 
 TEXTS = [f"{n} green bottles, {n * n} of them on the wall" for n in range(300)]
@@ -62,10 +65,11 @@ def test_tokenizer_train_never_overwrites_one(data: Path, tmp_path: Path, capsys
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["nowhere.parquet", "t"], 1, "no such file or folder"),
-        (["{data}", "t", "--text-column", "words"], 1, "no column 'words'; columns: text"),
-        (["builtin:other", "t"], 1, "no built-in dataset"),
+        (["nowhere.parquet", "t"], 2, "no such file or folder"),
+        (["{data}", "t", "--text-column", "words"], 2, "no column 'words'; columns: text"),
+        (["builtin:other", "t"], 2, "no built-in dataset"),
         (["{data}", "t", "--vocab-size", "256"], 2, "257"),
+        (["s3://b/a", "t"], 2, "no storage for s3://"),
     ],
 )
 def test_tokenizer_train_that_can_not_be_says_why(
@@ -76,3 +80,34 @@ def test_tokenizer_train_that_can_not_be_says_why(
     assert run(["tokenizer", "train", *filled]) == code
     assert said in capsys.readouterr().err
     assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize(("folder", "said"), [("{file}", "is a file"), ("{file}/t", "Not a directory")])
+def test_tokenizer_train_into_no_folder_is_refused_before_any_text_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: str, said: str
+) -> None:
+    (tmp_path / "f").write_text("")
+    assert run(["tokenizer", "train", "nowhere.parquet", folder.format(file=tmp_path / "f")]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_tokenizer_train_speaks_of_its_own_flags(data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["tokenizer", "train", str(data), str(tmp_path / "t"), "--text-column", "words"]) == 2
+    assert "--text-column" in (err := capfd.readouterr().err)
+    assert "data." not in err.replace("data.parquet", "")
+
+
+def test_tokenizer_train_into_a_bucket_uploads_both_files_and_never_overwrites(
+    data: Path, tmp_path: Path, gcs: GcsService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["tokenizer", "train", str(data), f"gs://{BUCKET}/tokenizers/t", "--vocab-size", "300"]
+    assert run(arguments) == 0
+    assert list(open_storage("gs://").list(f"gs://{BUCKET}/tokenizers/t")) == [
+        f"gs://{BUCKET}/tokenizers/t/tokenizer.json",
+        f"gs://{BUCKET}/tokenizers/t/tokenizer_config.json",
+    ]
+    assert list(tmp_path.iterdir()) == [data]
+    assert run(arguments) == 2

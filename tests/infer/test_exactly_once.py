@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -169,11 +170,47 @@ def test_mode_error_refuses_before_any_work_and_names_the_path(tmp_path: Path) -
 
 
 def test_mode_overwrite_leaves_the_rows_of_one_run(tmp_path: Path) -> None:
+    numbers(tmp_path / "old", 5)
     numbers(tmp_path / "in", 60)
-    numbers(tmp_path / "out" / "old", 5)
+    Job(job(tmp_path / "old", tmp_path / "out"), _unlucky_at_3).run()
+    assert list((tmp_path / "out" / "_quarantine").iterdir())
     for _ in range(2):
         Job(job(tmp_path / "in", tmp_path / "out", mode="overwrite")).run()
     assert read(tmp_path / "out", pattern="**/[!_]*.parquet")["id"].to_pylist() == list(range(60))
+
+
+def _unlucky_at_3(batch, mask):
+    if 3.0 in batch["x"][mask]:
+        raise ValueError("unlucky")
+    return doubled(batch, mask)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "beside_output"),
+    [
+        ("thesis.txt", "years of work", False),
+        ("thesis.txt", "years of work", True),
+        ("model.safetensors", "", True),
+        ("more/f0.parquet", "PAR1", True),
+        ("part-of-mine.parquet", "PAR1", True),
+        ("_tpuctl/notes", "mine", True),
+        ("_SUCCESS", "", False),
+        ("_manifest.json", "{}", False),
+        ("_manifest.json", "[]", False),
+    ],
+)
+def test_mode_overwrite_deletes_nothing_where_anything_is_not_of_a_job(
+    tmp_path: Path, name: str, content: str, beside_output: bool
+) -> None:
+    numbers(tmp_path / "in", 6)
+    if beside_output:
+        Job(job(tmp_path / "in", tmp_path / "out")).run()
+    (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "out" / name).write_text(content)
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    with pytest.raises(OutputError, match=re.escape(name)):
+        Job(job(tmp_path / "in", tmp_path / "out", mode="overwrite"))
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
 
 
 def test_mode_append_adds_an_input_once(tmp_path: Path) -> None:

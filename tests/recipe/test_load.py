@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.recipe.conftest import GOOD
 from tpuctl.errors import ExitCode, RecipeError, UsageError
 from tpuctl.recipe.load import load_recipe
-from tpuctl.recipe.schema import TrainingRecipe
+from tpuctl.recipe.schema import RECIPES, TrainingRecipe
 from tpuctl.recipe.settings import keys_of
 from tpuctl.recipe.values import parse_duration
 
@@ -171,7 +172,7 @@ def test_load_recipe_refuses_numbers_out_of_range_for_every_number(load, good, k
     assert error.where.key == key.path
 
 
-@pytest.mark.parametrize("key", [key for key in EVERY_KEY if key.required], ids=lambda key: key.path)
+@pytest.mark.parametrize("key", [key for key in EVERY_KEY if key.required and key.table], ids=lambda key: key.path)
 def test_load_recipe_without_a_required_key_says_how_to_add_it(load, good, key) -> None:
     text = "\n".join(row for row in good.splitlines() if row.partition("=")[0].strip() != key.name)
     error = refusal(load, text)
@@ -255,3 +256,33 @@ def test_load_recipe_option_of_a_number_of_any_length_is_refused(load, good, dig
 def test_parse_duration_of_an_option_out_of_range_is_refused(text) -> None:
     with pytest.raises(UsageError, match="--wait: expected a duration"):
         parse_duration(text, option="--wait")
+
+
+@pytest.mark.parametrize(
+    ("line", "said_of_it"), [("", "missing"), ('kind = "trian"', "'trian'"), ("kind = 3", "got 3")]
+)
+def test_load_recipe_without_a_kind_says_that_alone_and_lists_them(load, line, said_of_it) -> None:
+    error = refusal(load, f"{line}\n[slice]\nno_such_key = 1\n")
+    assert (error.where.key, error.parts) == ("kind", ())
+    assert said_of_it.strip("'") in error.message
+    assert all(f'kind = "{kind}"' in (error.hint or "") for kind in RECIPES)
+
+
+@pytest.mark.parametrize("text", ['kind = "train\n[run]\n', 'kind = "train', "kind = 'train\n", 'kind = """train'])
+def test_load_recipe_of_a_string_that_is_not_closed_says_so(load, text) -> None:
+    assert "not closed" in (refusal(load, text).hint or "")
+
+
+@pytest.mark.parametrize(
+    "key", [key for key in EVERY_KEY if key.rules.pattern or key.type == "int"], ids=lambda key: key.path
+)
+def test_load_recipe_hint_of_a_refused_option_says_more_than_the_refusal(load, key) -> None:
+    error = refusal(load, GOOD, [f"{key.path}={'a/ b' if key.rules.pattern else -7}"])
+    assert error.hint
+    assert "a string" not in error.hint
+    assert error.hint not in error.message
+
+
+def test_load_recipe_option_of_a_huge_number_reads_the_same_whatever_its_length(load) -> None:
+    short, long = (refusal(load, GOOD, [f"train.steps={'9' * digits}"]) for digits in (23, 5000))
+    assert said(short) == said(long)

@@ -50,7 +50,7 @@ def test_load_recipe_with_several_overrides_lets_the_last_win_and_adds_variables
 @pytest.mark.parametrize(
     ("text", "key", "message", "hint"),
     [
-        ("train.steps=ten", "train.steps", 'got the string "ten"', "a whole number"),
+        ("train.steps=ten", "train.steps", 'got the string "ten"', "as in --set train.steps=1000"),
         ("train.steps=1e3", "train.steps", "got 1000.0", "steps = 1000"),
         ("optim.learning_rate=nan", "optim.learning_rate", "got nan", ""),
         ("train.steps=0", "train.steps", "at least 1", ""),

@@ -82,7 +82,10 @@ def run(argv: list[str]) -> int:
     except KeyboardInterrupt:
         return ExitCode.DETACHED
     except (console.ReaderLeftError, BrokenPipeError):
-        return _leave_broken_pipe()
+        return _leave_stdout(141)
+    except console.StdoutError as error:
+        console.say_error(TpuctlError(f"stdout can't be written: {error}"))
+        return _leave_stdout(ExitCode.JOB_FAILED)
 
 
 def _run(argv: list[str]) -> int:
@@ -94,7 +97,7 @@ def _run(argv: list[str]) -> int:
         return ExitCode.DETACHED
     except TpuctlError as error:
         return _explain(error, argv)
-    except (console.ReaderLeftError, BrokenPipeError):
+    except (console.ReaderLeftError, console.StdoutError, BrokenPipeError):
         raise
     except Exception as error:  # noqa: BLE001 — the border: anything else is a fault of ours, said in one line
         return _confess(error, argv)
@@ -112,6 +115,8 @@ def _explain(error: TpuctlError, argv: list[str]) -> int:
 
 
 def _confess(error: Exception, argv: list[str]) -> int:
+    if isinstance(error, OSError):
+        console.write("")  # help is printed by typer: what it could not write is still to be flushed, and fails again
     show = getattr(error, "show", None)
     if show is not None:  # typer's usage errors know how to say themselves
         show()
@@ -132,7 +137,7 @@ def _wants_json(argv: list[str]) -> bool:
     return apart or any(re.fullmatch(r"--output=json|-[a-z]*o=?json", word) for word in argv)
 
 
-def _leave_broken_pipe() -> int:
-    """A reader such as ``head`` has left: point stdout at nothing, so that the interpreter's last flush is silent."""
+def _leave_stdout(exit_code: int) -> int:
+    """Stdout takes no more: point it at nothing, so that the interpreter's last flush is silent."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 141
+    return exit_code

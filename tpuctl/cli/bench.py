@@ -9,6 +9,7 @@ import typer
 
 from tpuctl.cli import console
 from tpuctl.cli.options import EndpointArgument, ModelOption, Output, OutputOption
+from tpuctl.cli.place import local_file
 from tpuctl.errors import ExitCode, UsageError
 
 bench = typer.Typer(no_args_is_help=True, help="Measure what runs.")
@@ -34,7 +35,13 @@ def serve(
     output_tokens: Annotated[int, typer.Option("--output-tokens", min=1, help="Tokens of each answer.")] = 128,
     dataset: Annotated[
         Path | None,
-        typer.Option("--dataset", metavar="FILE", help="Prompts: a text file, one on each line.", show_default=False),
+        typer.Option(
+            "--dataset",
+            metavar="FILE",
+            help="Prompts: a text file, one on each line.",
+            parser=local_file,
+            show_default=False,
+        ),
     ] = None,
     output: OutputOption = Output.text,
 ) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from tpuctl.cli import console
 from tpuctl.cli.options import ClusterOption, Output, OutputOption, QuietOption
+from tpuctl.cli.place import given
 from tpuctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ app = typer.Typer(no_args_is_help=True, help="Simulated slices on this machine, 
 _SLICE_COLUMNS = ("SLICE", "ACCELERATOR", "TOPOLOGY", "HOSTS", "CHIPS/HOST", "STATE")
 _CLUSTER_COLUMNS = ("NAME", "STATE", "SLICES", "ADDRESS", "AGE")
 
-NameOption = Annotated[str | None, typer.Option("--name", help="Name of the simulated cluster.", show_default=False)]
+NameOption = Annotated[
+    str | None,
+    typer.Option("--name", metavar="<str>", help="Name of the simulated cluster.", parser=given, show_default=False),
+]
 
 
 @app.command()
@@ -101,9 +105,7 @@ def status(cluster: ClusterOption = None, output: OutputOption = Output.text, qu
     from tpuctl.cluster.address import choose, open_session
 
     target = choose(cluster, running=simulated.running())
-    if target.address is None:
-        raise UsageError("no cluster is named and no simulated one runs", hint="name one: --cluster http://HEAD:8265")
-    with open_session(target.address) as connection:
+    with open_session(target.required()) as connection:
         views = inspect.slices(connection)
     if output is Output.json:
         console.print_json(_status_document(target, views))

@@ -24,6 +24,10 @@ class ReaderLeftError(Exception):
     """Whoever read our stdout has gone, as ``head`` does. No ``OSError``, which click would end with exit code 1."""
 
 
+class StdoutError(Exception):
+    """What reads our stdout takes no more: a full disk. No ``OSError``, which a watch would take for its cluster's."""
+
+
 def out(text: str) -> None:
     """Write one line of data to stdout."""
     write(text + "\n")
@@ -36,6 +40,8 @@ def write(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError as error:
         raise ReaderLeftError from error
+    except OSError as error:
+        raise StdoutError(error.strerror) from error
 
 
 def say(text: str) -> None:
@@ -47,6 +53,11 @@ def say(text: str) -> None:
 def print_json(document: dict[str, Any], *, indent: int | None = 2) -> None:
     """Write one JSON document to stdout; ``indent=None`` makes it one line, for streams."""
     out(json.dumps(document, indent=indent))
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 page``, ``2 pages``, ``1,024 pages``."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def is_live() -> bool:

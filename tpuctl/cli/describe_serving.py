@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tpuctl.cli.console import counted
+from tpuctl.modelspec import num_parameters
 from tpuctl.plan.budget import gib
 from tpuctl.plan.schema import ServingPlan
 
@@ -10,15 +12,18 @@ def describe_serving(plan: ServingPlan) -> list[tuple[str, str]]:
     """The parts of an endpoint."""
     engine, model = plan.engine, plan.model
     heads = f"{model.num_heads}/{model.num_kv_heads} heads × {model.head_dim}"
+    size = f"{num_parameters(model):,} parameters"
     weights = (
         f"drawn from seed {engine.seed}" if plan.weights is None else f"{plan.weights.uri} ({plan.weights.family})"
     )
-    pages = f"{engine.num_pages:,} pages of {engine.page_size} tokens, {gib(engine.num_pages * engine.page_bytes)}"
+    page = f"{counted(engine.page_size, 'token')}, {gib(engine.num_pages * engine.page_bytes)}"
+    pages = f"{counted(engine.num_pages, 'page')} of {page}"
     return [
-        ("model", f"{model.name}: hidden {model.hidden_size}, {model.num_layers} layers, {heads}"),
-        ("weights", f"{weights}, {engine.dtype}, over {plan.mesh.tensor} devices"),
+        ("model", f"{model.name}: {size}; hidden {model.hidden_size}, {model.num_layers} layers, {heads}"),
+        ("weights", f"{weights}, {engine.dtype}, over {counted(plan.mesh.tensor, 'device')}"),
         ("text", f"tokenizer {plan.text.tokenizer}; chat template {plan.text.chat_template or 'the tokenizer’s'}"),
-        ("engine", f"{engine.max_sequences} sequences of at most {engine.max_length:,} tokens; {pages}"),
+        ("engine", f"{counted(engine.max_sequences, 'sequence')} of at most {engine.max_length:,} tokens; {pages}"),
+        ("seed", str(engine.seed)),
         ("endpoint", _endpoint(plan)),
     ]
 

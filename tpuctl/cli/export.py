@@ -8,13 +8,13 @@ import re
 import subprocess
 import sys
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tpuctl.cli import console
 from tpuctl.cli.options import Output, OutputOption, QuietOption
+from tpuctl.cli.place import given, place
 from tpuctl.errors import ExitCode, TpuctlError
 
 _MODULE = "tpuctl.entrypoints.export"
@@ -40,10 +40,15 @@ def export(
     run: Annotated[
         str,
         typer.Argument(
-            metavar="RUN[@STEP]", help="A run directory, local or gs://; its newest checkpoint, or that of a step."
+            metavar="RUN[@STEP]",
+            help="A run directory, local or gs://; its newest checkpoint, or that of a step.",
+            parser=given,
         ),
     ],
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where to, local or gs://; a new or empty folder.")],
+    folder: Annotated[
+        str,
+        typer.Argument(metavar="FOLDER", help="Where to, local or gs://; a new or empty folder.", parser=given),
+    ],
     *,
     format_: Annotated[
         Format,
@@ -61,9 +66,9 @@ def export(
     """Write a run's weights in Hugging Face's form, or its adapters in PEFT's, on this machine, with no cluster."""
     found = _STEP.fullmatch(run)
     request = {
-        "run": _place(found["run"] if found else run),
+        "run": place(found["run"] if found else run),
         "step": int(found["step"]) if found else None,
-        "folder": _place(folder),
+        "folder": place(folder),
         "dtype": dtype.value,
         "format": format_.value,
     }
@@ -73,13 +78,9 @@ def export(
         return
     console.out(exported["folder"])
     size = f"{exported['num_bytes'] / 1e9:.2f} GB"
-    files = f"{len(exported['files'])} file{'s' * (len(exported['files']) > 1)}"
-    what = f"{exported['tensors']} tensors, {size} of {exported['dtype']} in {files}"
+    files = console.counted(len(exported["files"]), "file")
+    what = f"{console.counted(exported['tensors'], 'tensor')}, {size} of {exported['dtype']} in {files}"
     console.say(f"step {exported['step']} of {exported['run']}: {what}")
-
-
-def _place(path: str) -> str:
-    return path.rstrip("/") if "://" in path else str(Path(path).expanduser().absolute())
 
 
 def _exported(request: dict[str, Any], *, show: bool) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import typer
 
 from tpuctl.cli import console
 from tpuctl.cli.options import Output, OutputOption
+from tpuctl.cli.place import local_file
 from tpuctl.errors import UsageError
 
 
@@ -25,7 +26,10 @@ class RecipeKind(StrEnum):
 def init(
     kind: Annotated[RecipeKind, typer.Argument(help="What the recipe runs.", show_default=False)],
     path: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="Where to write it; stdout if left out.", show_default=False)
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]", help="Where to write it; stdout if left out.", parser=local_file, show_default=False
+        ),
     ] = None,
     output: OutputOption = Output.text,
 ) -> None:

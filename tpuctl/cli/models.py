@@ -10,6 +10,7 @@ import typer
 
 from tpuctl.cli import console
 from tpuctl.cli.options import Output, OutputOption
+from tpuctl.cli.place import given, place
 
 if TYPE_CHECKING:
     from tpuctl.model_folder import WeightFiles
@@ -36,6 +37,7 @@ def show(
         typer.Argument(
             metavar="SOURCE",
             help="A model folder, local or gs://; a preset; a built-in model; or a run directory.",
+            parser=given,
             show_default=False,
         ),
     ],
@@ -64,39 +66,40 @@ def _find(source: str) -> _Found:
         return _Found(kind="built-in", place=source, spec=PRESETS[BUILTIN_DECODERS[source]], tokenizer=("its own",))
     if source in PRESETS:
         return _Found(kind="preset", place=source, spec=PRESETS[source])
-    place = source.rstrip("/") if "://" in source else str(Path(source).expanduser().absolute())
-    return _run(place) or _folder(place, asked=source)
+    found = place(source)
+    return _run(found) or _folder(found, asked=source)
 
 
-def _run(place: str) -> _Found | None:
+def _run(where: str) -> _Found | None:
     from tpuctl.plan.schema import TrainingPlan, plan_from_json
     from tpuctl.runs.record import read_record
 
-    record = read_record(place)
+    record = read_record(where)
     plan = plan_from_json(record.plan) if record is not None else None
     if not isinstance(plan, TrainingPlan):
         return None
-    return _Found(kind="run", place=place, spec=plan.model, tokenizer=(plan.data.tokenizer,))
+    return _Found(kind="run", place=where, spec=plan.model, tokenizer=(plan.data.tokenizer,))
 
 
-def _folder(place: str, *, asked: str) -> _Found:
+def _folder(where: str, *, asked: str) -> _Found:
     from tpuctl.builtin_models import BUILTIN_DECODERS
     from tpuctl.errors import UsageError
     from tpuctl.model_folder import open_weights, tokenizer_files
     from tpuctl.modelspec import PRESETS
     from tpuctl.plan.source import open_source
+    from tpuctl.plan.weights_header import check_header
 
     if asked.startswith("builtin:"):
         raise UsageError(f"no built-in decoder {asked!r}", hint=f"there is {', '.join(BUILTIN_DECODERS)}")
-    if "/" not in asked and not Path(place).exists():
+    if "/" not in asked and not Path(where).exists():
         raise UsageError(f"no preset {asked!r}, and no such folder", hint=f"presets: {', '.join(PRESETS)}")
-    source = open_source(place)
+    source = open_source(where)
     return _Found(
         kind="folder",
-        place=place,
+        place=where,
         spec=source.spec,
-        weights=open_weights(place),
-        tokenizer=tokenizer_files(place),
+        weights=open_weights(where) if "://" in where else check_header(where, source.spec),
+        tokenizer=tokenizer_files(where),
     )
 
 
@@ -137,8 +140,9 @@ def _weights(found: _Found) -> str:
     if found.weights is None:
         return "those of its checkpoints" if found.kind == "run" else "none: drawn from train.seed"
     weights = found.weights
-    files = f"{len(weights.files)} file{'s' * (len(weights.files) > 1)}"
-    return f"{len(weights.tensors)} tensors, {weights.num_bytes / 1e9:.2f} GB of {', '.join(weights.dtypes)} in {files}"
+    files = console.counted(len(weights.files), "file")
+    tensors = console.counted(len(weights.tensors), "tensor")
+    return f"{tensors}, {weights.num_bytes / 1e9:.2f} GB of {', '.join(weights.dtypes)} in {files}"
 
 
 def _document(found: _Found) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from tpuctl.cli.place import given, local_file
+
 
 class Output(StrEnum):
     """The form of what goes to stdout."""
@@ -16,8 +18,10 @@ class Output(StrEnum):
     json = "json"
 
 
-RecipeArgument = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a TOML file.", show_default=False)]
-JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id, as `jobs ls` shows it.")]
+RecipeArgument = Annotated[
+    Path, typer.Argument(metavar="RECIPE", help="The recipe, a TOML file.", parser=local_file, show_default=False)
+]
+JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id, as `jobs ls` shows it.", parser=given)]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -25,10 +29,14 @@ SetOption = Annotated[
     ),
 ]
 EndpointArgument = Annotated[
-    str, typer.Argument(metavar="URL", help="The endpoint's address, e.g. http://127.0.0.1:8000.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="URL", help="The endpoint's address, e.g. http://127.0.0.1:8000.", parser=given, show_default=False
+    ),
 ]
 ModelOption = Annotated[
-    str | None, typer.Option("--model", metavar="NAME", help="Default: the endpoint's first.", show_default=False)
+    str | None,
+    typer.Option("--model", metavar="NAME", help="Default: the endpoint's first.", parser=given, show_default=False),
 ]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="What stdout carries.")]
 DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and leave it running.")]
@@ -43,6 +51,7 @@ ClusterOption = Annotated[
     typer.Option(
         "--cluster",
         metavar="URL",
+        parser=given,
         help="Address of the Ray dashboard, e.g. http://head:8265. Default: the recipe's, then TPUCTL_CLUSTER, then "
         "RAY_API_SERVER_ADDRESS, then a simulated slice on this machine.",
         show_default=False,

@@ -13,6 +13,7 @@ from tpuctl.cli.options import Output, OutputOption, RecipeArgument, SetOption
 from tpuctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from tpuctl.plan.infer_schema import TaskPlan
     from tpuctl.plan.schema import InferencePlan, Plan, TrainingPlan, WorkPlan
     from tpuctl.recipe.schema import Recipe
 
@@ -43,12 +44,14 @@ def resolve_recipe(recipe: Path, overrides: Sequence[str]) -> Plan:
 
 def resolve_here(recipe: Recipe) -> Plan:
     """The plan of a loaded recipe here and now, once the model folder it may name has been looked into."""
+    from tpuctl.plan.onsite import look_here
     from tpuctl.plan.resolve import resolve
     from tpuctl.plan.source import read_source
 
     cwd = current_directory()
     source = read_source(recipe, environ=os.environ, cwd=cwd)
-    return resolve(recipe, environ=os.environ, cwd=cwd, source=source)
+    plan = resolve(recipe, environ=os.environ, cwd=cwd, source=source)
+    return look_here(plan, recipe, home=os.environ.get("HOME"))
 
 
 def current_directory() -> Path:
@@ -96,18 +99,34 @@ def _inference(plan: InferencePlan) -> list[tuple[str, str]]:
     columns = f"columns {', '.join(data.columns)}" if data.columns else "all columns"
     limit = f", the first {data.limit:,} rows" if data.limit else ""
     inputs = ", ".join(task.inputs) or "all columns that can be arrays"
-    batches = f"batches of {task.batch_rows} rows, ragged end {task.ragged}"
+    batches = f"batches of {console.counted(task.batch_rows, 'row')}, ragged end {task.ragged}"
     what = f"{task.function} on {inputs}" if task.function else f"of {task.text_column} by {_source(plan)}"
+    part = console.counted(output.rows_per_part, "row")
+    length = f"texts of at most {task.max_length:,} tokens" if task.max_length else "texts as long as the model takes"
     bad = "fail the job" if output.bad_rows == "fail" else f"go to quarantine, at most {output.max_quarantine}"
     return [
         ("data", f"{data.uri} ({columns}{limit})"),
         ("task", f"{task.kind} {what}; {batches}"),
-        ("output", f"{output.uri}, mode {output.mode}; at most {output.rows_per_part:,} rows a part; bad rows {bad}"),
+        *([] if task.function else [("with", "; ".join([length, *_numbers(task)]))]),
+        ("output", f"{output.uri}, mode {output.mode}; at most {part} a part; bad rows {bad}"),
     ]
 
 
+def _numbers(task: TaskPlan) -> list[str]:
+    """What an answer is drawn by, or a vector made with."""
+    if task.kind == "embed":
+        return [f"pooling {task.pooling}", "scaled to length 1" if task.normalise else "not scaled"]
+    drawn = f"answers of at most {task.max_tokens:,} tokens, temperature {task.temperature:g}, top_p {task.top_p:g}"
+    choices = f"choices {', '.join(map(repr, task.choices))}"
+    extra = {"generate": [drawn, f"seed {task.seed}"], "classify": [choices]}.get(task.kind, [])
+    return [*extra, task.dtype]
+
+
 def _source(plan: InferencePlan) -> str:
-    return plan.model.uri if plan.model else "no model"
+    if plan.model is None:
+        return "no model"
+    size = f" ({plan.model.parameters:,} parameters)" if plan.model.parameters else ""
+    return f"{plan.model.uri}{size}"
 
 
 def _training(plan: TrainingPlan) -> list[tuple[str, str]]:
@@ -130,10 +149,10 @@ def _slice(plan: Plan) -> str:
     slices = plan.slice
     several = slices.slices > 1
     count = f"{slices.slices} slices of " if several else ""
-    chips = f"{slices.chips_per_host} chip{'s' * (slices.chips_per_host > 1)}"
-    hosts = f"{slices.hosts} host{'s' * (slices.hosts > 1)} × {chips} ({slices.machine})"
+    chips = console.counted(slices.chips_per_host, "chip")
+    hosts = f"{console.counted(slices.hosts, 'host')} × {chips} ({slices.machine})"
     shape = f"{slices.generation} {slices.topology} ({slices.pod_type})"
-    return f"{count}{shape}: {hosts}{' each' * several}, {slices.total_devices} devices"
+    return f"{count}{shape}: {hosts}{' each' * several}, {console.counted(slices.total_devices, 'device')}"
 
 
 def _model(plan: TrainingPlan) -> str:
@@ -164,14 +183,17 @@ def _data(plan: TrainingPlan) -> str:
     held_out = f"held out {data.eval_uri}" if data.eval_uri else "nothing held out"
     packed = "packed" if data.packing else "one document a row"
     order = f"shuffled with seed {data.seed}" if data.shuffle else "in order"
-    epochs = f"{data.epochs} epochs" if data.epochs else "repeated"
+    epochs = console.counted(data.epochs, "epoch") if data.epochs else "repeated"
     return f"{data.uri} ({held_out}); tokenizer {data.tokenizer}; {packed}, {order}, {epochs}"
 
 
 def _train(plan: TrainingPlan) -> str:
     train = plan.train
     tokens = train.steps * train.global_batch * train.sequence_length
-    size = f"{train.steps} steps × {train.global_batch} sequences × {train.sequence_length} tokens = {tokens:,} tokens"
+    steps = console.counted(train.steps, "step")
+    sequences = console.counted(train.global_batch, "sequence")
+    length = console.counted(train.sequence_length, "token")
+    size = f"{steps} × {sequences} × {length} = {tokens:,} tokens"
     parts = f" in {train.microbatches} microbatches" if train.microbatches > 1 else ""
     evaluation = f"evaluated every {train.eval_every}" if train.eval_every else "evaluated at the end"
     return f"{size}{parts}; {train.compute_dtype}, remat {train.remat}" + (f"; {evaluation}" * bool(plan.data.eval_uri))
@@ -196,7 +218,7 @@ def _job(plan: Plan) -> str:
     limit = f"at most {job.timeout_seconds:g} s" if job.timeout_seconds else "no time limit"
     variables = [f"{name}={value}" for name, value in {**job.env, **job.secrets}.items()]
     extras = [f"env {' '.join(variables)}"] * bool(variables) + [f"pip {' '.join(job.pip)}"] * bool(job.pip)
-    return "; ".join([limit, f"{job.max_failures} restarts", *extras])
+    return "; ".join([limit, f"{console.counted(job.max_failures, 'restart')}", *extras])
 
 
 def _memory(plan: TrainingPlan) -> str:
@@ -209,5 +231,5 @@ def _memory(plan: TrainingPlan) -> str:
         "activations": budget.activation_bytes,
         "logits": budget.logit_bytes,
     }
-    listed = ", ".join(f"{name} {gib(size)}" for name, size in parts.items())
+    listed = ", ".join(f"{name} {gib(size)}" for name, size in parts.items() if size)
     return f"about {gib(budget.needed_bytes)} of {gib(budget.hbm_bytes)} per device ({listed})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,6 +22,7 @@ from tpuctl.cli.options import (
     WaitOption,
 )
 from tpuctl.cli.start import Asked, start
+from tpuctl.errors import UsageError
 
 CommandArgument = Annotated[
     list[str] | None,
@@ -41,6 +43,8 @@ def run(
     quiet: QuietOption = False,
 ) -> None:
     """Run a recipe of any kind, above all a command or function of your own on every host of a whole slice."""
+    if command:
+        _require_custom(recipe, set_ or ())
     asked = Asked(
         verb="run",
         kinds=(),
@@ -54,6 +58,15 @@ def run(
         quiet=quiet,
     )
     raise typer.Exit(start(asked))
+
+
+def _require_custom(recipe: Path, overrides: Sequence[str]) -> None:
+    from tpuctl.recipe.load import kind_of
+
+    kind = kind_of(recipe, overrides=overrides, wanted="custom")
+    if kind != "custom":
+        message = f"{recipe}: a command goes with kind 'custom' only, and this recipe is of kind {kind!r}"
+        raise UsageError(message, hint="leave out -- and what follows; `tpuctl init custom` writes a recipe for it")
 
 
 def _overriding(command: Sequence[str]) -> list[str]:

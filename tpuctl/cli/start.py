@@ -13,7 +13,7 @@ from tpuctl.errors import ExitCode, UsageError
 from tpuctl.masking import MASK, looks_secret
 
 if TYPE_CHECKING:
-    from tpuctl.plan.schema import Plan
+    from tpuctl.plan.schema import JobKind, Plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +21,7 @@ class Asked:
     """What a launching verb was asked for. ``kinds``: those of recipe it takes; empty for any."""
 
     verb: str
-    kinds: tuple[str, ...]
+    kinds: tuple[JobKind, ...]
     recipe: Path
     overrides: Sequence[str]
     cluster: str | None
@@ -30,6 +30,11 @@ class Asked:
     dry_run: bool
     output: Output
     quiet: bool
+
+    @property
+    def wanted(self) -> JobKind:
+        """The kind of recipe to propose where there is none."""
+        return self.kinds[0] if self.kinds else "custom"
 
 
 def start(asked: Asked) -> ExitCode:
@@ -43,9 +48,9 @@ def start(asked: Asked) -> ExitCode:
     from tpuctl.recipe.load import load_recipe
 
     wait_seconds = _checked_options(asked)
-    loaded = load_recipe(asked.recipe, overrides=asked.overrides)
+    loaded = load_recipe(asked.recipe, overrides=asked.overrides, wanted=asked.wanted)
     if asked.kinds and loaded.kind not in asked.kinds:
-        hint = f"write: tpuctl run {shlex.quote(str(asked.recipe))}"
+        hint = f"write: {shlex.join(['tpuctl', _verb_of(loaded.kind), str(asked.recipe)])}"
         raise UsageError(f"{asked.recipe}: `tpuctl {asked.verb}` takes no recipe of kind {loaded.kind!r}", hint=hint)
     plan = resolve_here(loaded)
     if asked.dry_run:
@@ -69,6 +74,10 @@ def command_line(asked: Asked, *more: str) -> str:
     where = [] if asked.cluster is None else ["--cluster", asked.cluster]
     sets = [word for override in (*asked.overrides, *more) for word in ("--set", _printable(override))]
     return shlex.join(["tpuctl", asked.verb, str(asked.recipe), *sets, *where])
+
+
+def _verb_of(kind: JobKind) -> str:
+    return "run" if kind == "custom" else kind
 
 
 def _checked_options(asked: Asked) -> float:

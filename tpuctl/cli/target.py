@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpuctl.cli import console
-from tpuctl.errors import UsageError
 
 if TYPE_CHECKING:
     from tpuctl.cluster.registry import Cluster
@@ -54,17 +53,13 @@ def open_jobs(flag: str | None, *, job: str | None = None) -> Iterator[Jobs]:
     """The jobs of the cluster that is named, else of the running simulated one; of several, the one that knows ``job``.
 
     Raises:
-        UsageError: none is named and none runs.
+        ClusterError: none is named and none runs.
     """
     from tpuctl.cluster.address import choose, open_session
     from tpuctl.submit.ray_jobs import RayJobs
 
     target = choose(flag, running=_simulated_with(job))
-    if target.address is None:
-        raise UsageError(
-            "no cluster is named and no simulated one runs", hint="give --cluster URL, or set TPUCTL_CLUSTER"
-        )
-    with open_session(target.address) as connection:
+    with open_session(target.required()) as connection:
         yield RayJobs(connection)
 
 

@@ -10,7 +10,8 @@ import typer
 
 from tpuctl.cli import console
 from tpuctl.cli.options import Output, OutputOption, QuietOption
-from tpuctl.errors import DataError, TpuctlError, UsageError
+from tpuctl.cli.place import given, place, require_folder
+from tpuctl.errors import TpuctlError, UsageError
 
 app = typer.Typer(no_args_is_help=True, help="Tokenizers of your own.")
 
@@ -26,10 +27,18 @@ def tokenizer() -> None:
 def train(
     data: Annotated[
         str,
-        typer.Argument(metavar="DATA", help="Parquet file, folder, glob or built-in text.", show_default=False),
+        typer.Argument(
+            metavar="DATA", help="Parquet file, folder, glob or built-in text.", parser=given, show_default=False
+        ),
     ],
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Where to put it; made if it isn't there.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="FOLDER",
+            help="Where to put it, local or gs://; made if it isn't there.",
+            parser=given,
+            show_default=False,
+        ),
     ],
     *,
     vocab_size: Annotated[
@@ -45,7 +54,12 @@ def train(
 ) -> None:
     """Train a byte-level BPE on your text: tokenizer.json and its config. The same text gives the same file."""
     kind, column = ("text", text_column) if messages_column is None else ("messages", messages_column)
-    request = {"uri": data, "kind": kind, "column": column, "vocab_size": vocab_size, "folder": str(folder.absolute())}
+    if "://" in data:
+        data = place(data)
+    where = place(folder)
+    if "://" not in where:
+        require_folder(Path(where))
+    request = {"uri": data, "kind": kind, "column": column, "vocab_size": vocab_size, "folder": where}
     if not quiet and output is Output.text:
         console.say(f"training a byte-level BPE of {vocab_size} ids on {data}")
     trained = _answer(request)
@@ -72,5 +86,5 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(lines[-1])
     if "error" not in answer:
         return answer
-    kind = UsageError if answer["error"].endswith(" exists") else DataError
+    kind = UsageError if answer["usage"] else TpuctlError
     raise kind(answer["error"], hint=answer["hint"])

@@ -9,6 +9,7 @@ from typing import Literal
 
 from tpuctl.cluster.registry import Cluster, Registry
 from tpuctl.connection import Connection, connect, parse_address
+from tpuctl.errors import ClusterError
 
 Source = Literal["--cluster", "recipe", "TPUCTL_CLUSTER", "RAY_API_SERVER_ADDRESS", "running", "start"]
 
@@ -19,6 +20,17 @@ class Target:
 
     address: str | None
     source: Source
+
+    def required(self) -> str:
+        """The address, where none is to be started.
+
+        Raises:
+            ClusterError: none is named and none runs.
+        """
+        if self.address is None:
+            hint = "give --cluster URL, set TPUCTL_CLUSTER, or start one on this machine: tpuctl cluster up"
+            raise ClusterError("no cluster is named and no simulated one runs", hint=hint)
+        return self.address
 
     def __str__(self) -> str:
         if self.source == "start":

@@ -72,7 +72,7 @@ def _run(plan: InferencePlan, job: str) -> bool:
         _tell_end(folder, seconds=time.monotonic() - began)
         return True
     left = _assignment(plan, rows, folder)
-    total = f"{folder.work.rows:,} rows in {len(rows.files):,} files"
+    total = f"{folder.work.rows:,} rows in {len(rows.files):,} file{'s' * (len(rows.files) != 1)}"
     emit("phase", phase="data", detail=f"{total}; {len(left.parts):,} parts to do, {len(left.tally.records):,} done")
     if left.parts and not _do(left, job):
         emit("stopped", rows=left.tally.rows, total=left.tally.total, reason="requested")

@@ -26,7 +26,8 @@ from tpuctl.infer.arrays import to_arrays
 from tpuctl.infer.task import Worked
 from tpuctl.infer.tokenizing import load_tokenizer
 from tpuctl.model_folder import read_json
-from tpuctl.nn.encoder import EncoderSpec, Weights, encode, load_encoder
+from tpuctl.modelspec.encoder import EncoderSpec
+from tpuctl.nn.encoder import Weights, encode, load_encoder
 from tpuctl.plan.infer_schema import PoolingKind, TaskPlan
 
 _SHORTEST = 16
@@ -68,7 +69,7 @@ class EmbedTask:
         """
         assert plan.text_column is not None, "plan.infer fills it in"
         length = plan.max_length or _own_length(uri)
-        positions = EncoderSpec.of_config(read_json(uri, "config.json") or {}, uri=uri).max_length
+        positions = EncoderSpec.of_config(read_json(uri, "config.json") or {}).max_length
         if length > positions:
             raise WeightsError(f"task.max_length = {length} is more than the {positions} positions of {uri}")
         options = EmbedOptions(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,6 +17,13 @@ from tpuctl.storage import NotFoundError, join, open_storage
 MANIFEST_SCHEMA = "tpuctl.manifest/1"
 MANIFEST, SUCCESS = "_manifest.json", "_SUCCESS"
 _OURS = ("_tpuctl/", "_quarantine/", MANIFEST, SUCCESS)
+# All that this room ever writes into a folder, name by name: nothing else is its to delete.
+_KEY = "[0-9a-f]{8}"
+_WRITTEN = re.compile(
+    rf"part-{_KEY}-[0-9]{{6,}}\.parquet|_quarantine/{_KEY}-[0-9]{{6,}}\.parquet"
+    rf"|_tpuctl/{_KEY}/(work\.json|columns\.arrow|[0-9]{{6,}}\.json)|{re.escape(MANIFEST)}|{SUCCESS}"
+)
+_SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,11 +128,30 @@ def _works(uri: str, names: list[str]) -> dict[str, Work]:
 
 
 def _clear(uri: str, names: list[str]) -> None:
-    """Delete parts and what is kept beside them. The marker goes first: what is half deleted is no success."""
+    """Delete parts and what is kept beside them. The marker goes first: what is half deleted is no success.
+
+    A folder with anything else in it, or without a trace of a job, is somebody's: none of it is deleted.
+    """
+    strange = [name for name in names if not _WRITTEN.fullmatch(name)]
+    if names and not strange and not _has_trace(uri, names):
+        strange = names
+    if strange:
+        more = f" and {len(strange) - _SHOWN} more" if len(strange) > _SHOWN else ""
+        message = f"{uri} holds what no job wrote, and is left as it is: {', '.join(strange[:_SHOWN])}{more}"
+        raise OutputError(message, hint="use another folder, or empty this one yourself")
     storage = open_storage(uri)
-    ours = [name for name in names if name.startswith(_OURS) or name.endswith(".parquet")]
-    for name in sorted(ours, key=lambda name: name != SUCCESS):
+    for name in sorted(names, key=lambda name: name != SUCCESS):
         storage.delete(join(uri, name))
+
+
+def _has_trace(uri: str, names: list[str]) -> bool:
+    """Whether there is more than names that others use, too; what a manifest says is read."""
+    if MANIFEST in names:
+        try:
+            return str(json.loads(open_storage(uri).read(join(uri, MANIFEST)).data)["schema"]) == MANIFEST_SCHEMA
+        except (ValueError, KeyError, TypeError):
+            return False
+    return any(name.startswith(("_tpuctl/", "part-")) for name in names)
 
 
 def _names(uri: str) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 from tpuctl.modelspec.config import Config, ModelConfigError
 from tpuctl.modelspec.readers import DEFAULTS, READERS
 from tpuctl.modelspec.spec import ModelSpec
+from tpuctl.modelspec.values import shown
 from tpuctl.modelspec.writers import WRITERS
 
 
@@ -33,7 +34,8 @@ def spec_from_config(config: Mapping[str, Any], *, name: str | None = None) -> M
     family = config.get("model_type")
     if not isinstance(family, str) or family not in READERS:
         known = ", ".join(READERS)
-        raise ModelConfigError(f"model_type {family!r} is not a family that tpuctl computes", hint=f"known: {known}")
+        message = f"model_type {shown(family)} is not a family that tpuctl computes"
+        raise ModelConfigError(message, hint=f"known: {known}")
     reader = Config({**DEFAULTS.get(family, {}), **config})
     spec = ModelSpec(name=name or family, **READERS[family](reader))
     reader.finish()
@@ -81,6 +83,11 @@ def _differing(spec: ModelSpec, config: Mapping[str, Any]) -> list[str]:
 
 def _check(spec: ModelSpec) -> None:
     if spec.num_heads % spec.num_kv_heads:
-        raise ModelConfigError(f"{spec.num_heads} query heads can't share {spec.num_kv_heads} key and value heads")
+        message = f"{spec.num_heads} query heads can't share {spec.num_kv_heads} key and value heads"
+        raise ModelConfigError(f"num_key_value_heads: {message}")
     if spec.positions == "rotary" and spec.head_dim % 2:
         raise ModelConfigError(f"head_dim {spec.head_dim} is odd; rotary embedding turns pairs")
+    experts = spec.experts
+    if experts is not None and experts.experts_per_token > experts.num_experts:
+        message = f"{experts.experts_per_token} of {experts.num_experts} experts can't be chosen for a token"
+        raise ModelConfigError(f"num_experts_per_tok: {message}")

@@ -13,6 +13,7 @@ from typing import Any
 
 from tpuctl.modelspec.config import Config, ModelConfigError
 from tpuctl.modelspec.spec import RopeSpec
+from tpuctl.modelspec.values import as_flag, as_number, as_size, as_table, as_word, shown
 
 _NEEDED = {
     "linear": ("factor",),
@@ -37,13 +38,13 @@ def take_rope(config: Config, *, default_theta: float = 10_000.0) -> dict[str, A
         ModelConfigError: a scaling that the decoder does not have, or one without a number it needs.
     """
     config.require("partial_rotary_factor", 1.0, why="rotary embedding of a part of each head is not supported")
-    theta, scaling = config.take("rope_theta", default_theta), config.take("rope_scaling", None)
-    given = config.take("rope_parameters", None)
-    if given is not None and scaling is not None:
+    theta, scaling = config.take_number("rope_theta", default_theta), config.take_table("rope_scaling")
+    given = config.take_table("rope_parameters")
+    if given and scaling:
         raise ModelConfigError("the model's config has both rope_parameters and rope_scaling")
-    chosen = dict(given or scaling or {})
-    theta = chosen.pop("rope_theta", theta)
-    return {"rope_theta": float(theta), "rope": _rope(chosen, max_positions=config.take("max_position_embeddings", 0))}
+    chosen = given or scaling
+    theta = _take_theta(chosen, theta)
+    return {"rope_theta": theta, "rope": _rope(chosen, max_positions=_positions(config))}
 
 
 def take_layered_rope(config: Config, *, default_theta: float, default_local_theta: float) -> dict[str, Any]:
@@ -52,20 +53,20 @@ def take_layered_rope(config: Config, *, default_theta: float, default_local_the
     Raises:
         ModelConfigError: as ``take_rope``; also where the local layers are scaled.
     """
-    local_theta = config.take("rope_local_base_freq", default_local_theta)
-    given = config.take("rope_parameters", {})
+    local_theta = config.take_number("rope_local_base_freq", default_local_theta)
+    given = config.take_table("rope_parameters")
     by_kind = {"full_attention", "sliding_attention"}
     if given and not given.keys() <= by_kind:
         raise ModelConfigError(f"rope_parameters of {', '.join(sorted(given))}: expected {', '.join(sorted(by_kind))}")
-    local = dict(given.get("sliding_attention") or {})
-    local_theta = local.pop("rope_theta", local_theta)
+    local = as_table("rope_parameters.sliding_attention", given.get("sliding_attention") or {})
+    local_theta = _take_theta(local, local_theta)
     if _rope(local, max_positions=0) != RopeSpec():
         raise ModelConfigError("rope_parameters.sliding_attention: scaling of the local layers is not supported")
-    max_positions, scaling = config.take("max_position_embeddings", 0), config.take("rope_scaling", None)
-    whole = dict(given.get("full_attention") or scaling or {})
-    theta = whole.pop("rope_theta", config.take("rope_theta", default_theta))
-    rope = _rope(whole, max_positions=max_positions)
-    return {"rope_theta": float(theta), "rope": rope, "local_rope_theta": float(local_theta)}
+    scaling = config.take_table("rope_scaling")
+    whole = as_table("rope_parameters.full_attention", given.get("full_attention") or scaling)
+    theta = _take_theta(whole, config.take_number("rope_theta", default_theta))
+    rope = _rope(whole, max_positions=_positions(config))
+    return {"rope_theta": theta, "rope": rope, "local_rope_theta": local_theta}
 
 
 def rope_scaling(rope: RopeSpec) -> dict[str, Any] | None:
@@ -82,9 +83,18 @@ def rope_scaling(rope: RopeSpec) -> dict[str, Any] | None:
     return written
 
 
+def _positions(config: Config) -> int:
+    return int(config.take_size("max_position_embeddings", 0, least=0))
+
+
+def _take_theta(table: dict[str, Any], theta: float) -> float:
+    own = table.pop("rope_theta", None)
+    return theta if own is None else as_number("rope_theta", own, above=0.0)
+
+
 def _rope(given: Mapping[str, Any], *, max_positions: int) -> RopeSpec:
     values = {key: value for key, value in given.items() if value is not None}
-    kind = values.pop("rope_type", None) or values.get("type", "default")
+    kind = as_word("rope_type", values.pop("rope_type", None) or values.get("type", "default"))
     values.pop("type", None)
     if values.pop("partial_rotary_factor", 1.0) != 1.0:
         raise ModelConfigError("partial_rotary_factor: rotary embedding of a part of each head is not supported")
@@ -92,14 +102,23 @@ def _rope(given: Mapping[str, Any], *, max_positions: int) -> RopeSpec:
         _refuse_rest(kind, values, known=())
         return RopeSpec()
     if kind not in _NEEDED:
-        raise ModelConfigError(f"rope scaling {kind!r} is not supported", hint=f"known: default, {', '.join(_NEEDED)}")
+        raise ModelConfigError(
+            f"rope scaling {shown(kind)} is not supported", hint=f"known: default, {', '.join(_NEEDED)}"
+        )
     if kind == "yarn":
         values.setdefault("original_max_position_embeddings", max_positions)
-        values.setdefault("factor", max_positions / values["original_max_position_embeddings"])
+        original = as_size("original_max_position_embeddings", values["original_max_position_embeddings"])
+        values.setdefault("factor", max_positions / original)
     if missing := [key for key in _NEEDED[kind] if key not in values]:
         raise ModelConfigError(f"rope scaling {kind!r} without {', '.join(missing)} in the model's config")
     _refuse_rest(kind, values, known=(*_NEEDED[kind], *(_YARN if kind == "yarn" else ())))
-    return _scaled(kind, values)
+    return _scaled(kind, {key: _typed(key, value) for key, value in values.items()})
+
+
+def _typed(key: str, value: Any) -> Any:
+    if key == "truncate":
+        return as_flag(key, value)
+    return as_size(key, value) if key == "original_max_position_embeddings" else as_number(key, value, above=0.0)
 
 
 def _refuse_rest(kind: str, values: Mapping[str, Any], *, known: tuple[str, ...]) -> None:
@@ -114,9 +133,10 @@ def _scaled(kind: Any, values: dict[str, Any]) -> RopeSpec:
     values.pop("mscale", None)
     values.pop("mscale_all_dim", None)
     original = values.pop("original_max_position_embeddings", None)
-    floats: dict[str, Any] = {key: value if key == "truncate" else float(value) for key, value in values.items()}
-    rope = RopeSpec(scaling=kind, **floats)
-    return rope if original is None else dataclasses.replace(rope, original_max_positions=int(original))
+    rope = RopeSpec(scaling=kind, **values)
+    if kind == "llama3" and rope.high_freq_factor <= rope.low_freq_factor:
+        raise ModelConfigError("high_freq_factor in the model's config: expected more than low_freq_factor")
+    return rope if original is None else dataclasses.replace(rope, original_max_positions=original)
 
 
 def _attention_factor(values: Mapping[str, Any]) -> float:

@@ -6,10 +6,9 @@ Small models on one host: every device holds all weights, and the rows of a batc
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 
 from tpuctl.errors import WeightsError
 from tpuctl.model_folder import open_weights, read_config
+from tpuctl.modelspec.encoder import EncoderSpec, weight_shapes
 from tpuctl.safetensors import Tensor
 from tpuctl.storage import open_storage
 
@@ -27,43 +27,6 @@ Weights = dict[str, Array]
 _DTYPES: dict[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
 # What a folder may hold besides: the head of the classification it was trained with, and a constant.
 _UNUSED = re.compile(r"pooler\.|embeddings\.position_ids|cls\.")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EncoderSpec:
-    """An encoder's architecture."""
-
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    mlp_size: int
-    max_length: int
-    norm_eps: float
-
-    @classmethod
-    def of_config(cls, config: Mapping[str, Any], *, uri: str) -> Self:
-        """The spec of a ``config.json``.
-
-        Raises:
-            WeightsError: not a BERT, or one of a kind that this encoder isn't.
-        """
-        wanted = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
-        for key, value in wanted.items():
-            if config.get(key, value) != value:
-                raise WeightsError(f"{uri}: {key} is {config[key]!r}, this encoder has {value!r}")
-        try:
-            return cls(
-                vocab_size=config["vocab_size"],
-                hidden_size=config["hidden_size"],
-                num_layers=config["num_hidden_layers"],
-                num_heads=config["num_attention_heads"],
-                mlp_size=config["intermediate_size"],
-                max_length=config["max_position_embeddings"],
-                norm_eps=config.get("layer_norm_eps", 1e-12),
-            )
-        except KeyError as error:
-            raise WeightsError(f"{uri}: config.json has no {error.args[0]}") from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +51,7 @@ def load_encoder(uri: str) -> Encoder:
         WeightsError: the folder's tensors are not exactly those of its config.
         StorageError: it can't be read.
     """
-    spec = EncoderSpec.of_config(read_config(uri), uri=uri)
+    spec = EncoderSpec.of_config(read_config(uri))
     found = {_plain(name): tensor for name, tensor in open_weights(uri).tensors.items()}
     found = {name: tensor for name, tensor in found.items() if not _UNUSED.match(name)}
     wanted = dict(weight_shapes(spec))
@@ -99,27 +62,6 @@ def load_encoder(uri: str) -> Encoder:
         if tensor.shape != wanted[name] or tensor.dtype not in _DTYPES:
             raise WeightsError(f"{tensor.file}: {tensor}, expected {list(wanted[name])} of F32, F16 or BF16")
     return Encoder(spec=spec, weights={name: jnp.asarray(_read(found[name])) for name in wanted})
-
-
-def weight_shapes(spec: EncoderSpec) -> list[tuple[str, tuple[int, ...]]]:
-    """Every weight's name, as Hugging Face has it, and its shape."""
-    d, mlp = spec.hidden_size, spec.mlp_size
-    shapes: list[tuple[str, tuple[int, ...]]] = [
-        ("embeddings.word_embeddings.weight", (spec.vocab_size, d)),
-        ("embeddings.position_embeddings.weight", (spec.max_length, d)),
-        ("embeddings.token_type_embeddings.weight", (2, d)),
-        *_norm_shapes("embeddings.LayerNorm", d),
-    ]
-    for layer in range(spec.num_layers):
-        head = f"encoder.layer.{layer}"
-        for part in ("query", "key", "value"):
-            shapes += _dense_shapes(f"{head}.attention.self.{part}", d, d)
-        shapes += _dense_shapes(f"{head}.attention.output.dense", d, d)
-        shapes += _norm_shapes(f"{head}.attention.output.LayerNorm", d)
-        shapes += _dense_shapes(f"{head}.intermediate.dense", mlp, d)
-        shapes += _dense_shapes(f"{head}.output.dense", d, mlp)
-        shapes += _norm_shapes(f"{head}.output.LayerNorm", d)
-    return shapes
 
 
 @partial(jax.jit, static_argnames="spec")
@@ -165,14 +107,6 @@ def _norm(x: Array, weights: Weights, name: str, spec: EncoderSpec) -> Array:
     x -= x.mean(axis=-1, keepdims=True)
     x *= jax.lax.rsqrt((x * x).mean(axis=-1, keepdims=True) + spec.norm_eps)
     return x * weights[f"{name}.weight"] + weights[f"{name}.bias"]
-
-
-def _dense_shapes(name: str, out: int, inside: int) -> list[tuple[str, tuple[int, ...]]]:
-    return [(f"{name}.weight", (out, inside)), (f"{name}.bias", (out,))]
-
-
-def _norm_shapes(name: str, size: int) -> list[tuple[str, tuple[int, ...]]]:
-    return [(f"{name}.weight", (size,)), (f"{name}.bias", (size,))]
 
 
 def _plain(name: str) -> str:

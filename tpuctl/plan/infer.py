@@ -33,7 +33,6 @@ def resolve_inference(recipe: InferenceRecipe, *, environ: Mapping[str, str], he
     output = _output(recipe, here=here, findings=findings)
     task = _task(recipe, here=here, findings=findings)
     model = _model(recipe, here=here, findings=findings)
-    _check_apart(data, output, findings)
     findings.settle()
     assert slices is not None  # None only together with a problem
     return InferencePlan(
@@ -49,6 +48,13 @@ def resolve_inference(recipe: InferenceRecipe, *, environ: Mapping[str, str], he
         task=task,
         output=output,
     )
+
+
+def check_room(task: TaskPlan, findings: Findings) -> None:
+    """Refuse answers so long that no prompt fits before them, once it is settled how long both may be."""
+    if task.kind == "generate" and task.max_length is not None and task.max_tokens >= task.max_length:
+        message = f"{task.max_tokens} tokens of {task.max_length} leave no room for a prompt"
+        findings.refuse("task.max_tokens", message, f"use less than {task.max_length}, or raise task.max_length")
 
 
 def _data(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> InferDataPlan:
@@ -69,7 +75,10 @@ def _task(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> TaskPla
     if (task.kind == "classify") != bool(task.choices):
         message = "missing: there is nothing to choose from" if not task.choices else f"{task.kind!r} has no choices"
         findings.refuse("task.choices", message, 'choices = [" yes", " no"] belong to kind = "classify"')
-    return TaskPlan(
+    if len(set(task.choices)) < len(task.choices):
+        twice = next(choice for choice in task.choices if task.choices.count(choice) > 1)
+        findings.refuse("task.choices", f"{twice!r} is there twice", "name every choice once")
+    plan = TaskPlan(
         kind=task.kind,
         function=task.function,
         directory=here.absolute(".") if custom else None,
@@ -88,6 +97,8 @@ def _task(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> TaskPla
         pooling=task.pooling,
         normalise=task.normalise,
     )
+    check_room(plan, findings)
+    return plan
 
 
 def _model(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> SourcePlan | None:
@@ -121,10 +132,3 @@ def _output(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> Outpu
         bad_rows=output.bad_rows,
         max_quarantine=output.max_quarantine,
     )
-
-
-def _check_apart(data: InferDataPlan, output: OutputPlan, findings: Findings) -> None:
-    """Input and output in one place: the next job would read what this one wrote, or delete what it reads."""
-    inside = (data.uri + "/").startswith(output.uri + "/") or (output.uri + "/").startswith(data.uri + "/")
-    if inside:
-        findings.refuse("output.uri", f"{output.uri} overlaps with the input {data.uri}", "use a folder of its own")

@@ -27,9 +27,10 @@ TooLongRule = Literal["quarantine", "truncate"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourcePlan:
-    """The model: a folder in Hugging Face's form, or a ``builtin:`` one."""
+    """The model: a folder in Hugging Face's form, or a ``builtin:`` one; ``parameters`` where its config tells."""
 
     uri: str
+    parameters: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -136,7 +136,8 @@ def _check_heads(spec: ModelSpec, findings: Findings) -> None:
 
 def _check_length(spec: ModelSpec, recipe: TrainingRecipe, findings: Findings) -> None:
     length = recipe.train.sequence_length
-    if spec.positions == "learned" and length > spec.max_positions:
+    bounded = spec.positions == "learned" or (recipe.model.source is not None and spec.max_positions > 0)
+    if bounded and length > spec.max_positions:
         message = f"{length} tokens are more than the {spec.max_positions} positions the model has learned"
         findings.refuse("train.sequence_length", message, f"use at most {spec.max_positions}")
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tpuctl import __version__
+from tpuctl.plan.apart import check_apart
 from tpuctl.plan.budget import Workload, choose_remat, estimate, gib, shortage_hint
 from tpuctl.plan.environment import plan_job
 from tpuctl.plan.here import Here
@@ -57,6 +58,12 @@ def resolve(
         RecipeError: all rules that are broken, each with file, line, key and remedy.
     """
     here = Here.of(cwd, environ)
+    plan = _resolve(recipe, environ=environ, here=here, source=source)
+    check_apart(plan, home=here.home, origin=recipe.origin)
+    return plan
+
+
+def _resolve(recipe: Recipe, *, environ: Mapping[str, str], here: Here, source: ModelSource | None) -> Plan:
     if isinstance(recipe, InferenceRecipe):
         return resolve_inference(recipe, environ=environ, here=here)
     if isinstance(recipe, ServingRecipe):

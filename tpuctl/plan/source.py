@@ -7,19 +7,24 @@ nothing large. A built-in model is known beforehand, and nothing of it is read.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tpuctl.builtin_models import BUILTIN_DECODERS, BUILTIN_MODELS
-from tpuctl.errors import RecipeError, StorageError, WeightsError
+from tpuctl.errors import RecipeError, StorageError, TpuctlError, WeightsError
 from tpuctl.model_folder import read_config, tokenizer_files
 from tpuctl.modelspec import PRESETS, ModelSpec
 from tpuctl.modelspec.config import ModelConfigError
 from tpuctl.modelspec.huggingface import spec_from_config
 from tpuctl.plan.here import Here
 from tpuctl.plan.places import storage_place
+from tpuctl.plan.weights_header import check_header
 from tpuctl.recipe.origin import Findings
-from tpuctl.recipe.schema import Recipe, ServingRecipe, TrainingRecipe
+from tpuctl.recipe.schema import InferenceRecipe, Recipe, ServingRecipe, TrainingRecipe
+
+ModelErrors = (WeightsError, StorageError, ModelConfigError)
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,9 +52,20 @@ def read_source(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[
     uri = storage_place("model.source", recipe.model.source, here=here, findings=findings)
     findings.settle()
     try:
-        return open_source(uri)
-    except (WeightsError, StorageError, ModelConfigError) as error:
-        raise RecipeError(error.message, hint=error.hint, where=recipe.origin.where("model.source")) from error
+        source = open_source(uri)
+        if "://" not in uri:
+            check_header(uri, source.spec)
+    except ModelErrors as error:
+        raise refusal(recipe, error) from error
+    return source
+
+
+def refusal(recipe: TrainingRecipe | ServingRecipe | InferenceRecipe, error: TpuctlError) -> RecipeError:
+    """The error of a model folder as one of the recipe's line; a name on a hub is told that it is none here."""
+    asked, hint = recipe.model.source or "", error.hint
+    if _HUB_NAME.fullmatch(asked) and not os.path.isdir(asked):
+        hint = "no hub is contacted: name a folder that holds the model, here or in a bucket (gs://bucket/path)"
+    return RecipeError(error.message, hint=hint, where=recipe.origin.where("model.source"))
 
 
 def open_source(uri: str) -> ModelSource:

@@ -19,7 +19,7 @@ class CustomJobTable(JobTable):
         command=True,
         absent="entrypoint says what is run",
         also=("cmd", "run", "script"),
-        example="python train.py --name 'a b'",
+        example="python -c 'import jax; print(jax.local_devices())'",
     )
     entrypoint: str | None = setting(
         None,

@@ -8,31 +8,38 @@ from pathlib import Path
 from typing import Any
 
 from tpuctl.errors import Where
+from tpuctl.plan.schema import JobKind
 from tpuctl.recipe.origin import Findings, Origin, Problem
-from tpuctl.recipe.schema import RECIPES, Recipe, TrainingRecipe
+from tpuctl.recipe.schema import RECIPES, Recipe
 from tpuctl.recipe.settings import Key, Table, keys_of, tables_of
 from tpuctl.recipe.source import Source, read_source
 from tpuctl.recipe.suggest import suggest_key, suggest_table
-from tpuctl.recipe.values import BadValueError, check_value, expected, parse_text
+from tpuctl.recipe.values import BadValueError, check_value, parse_text, sample
 
 
-def load_recipe(path: Path, *, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(path: Path, *, overrides: Sequence[str] = (), wanted: JobKind | None = None) -> Recipe:
     """The recipe in a file, with overrides applied.
 
     Args:
         path: A TOML file; UTF-8, with or without BOM, any line ends.
         overrides: ``table.key=value`` texts, typed by the schema, the last one of a key winning. ``unset`` takes a
             key back to its default, ``none`` empties one that may be empty.
+        wanted: The kind to propose where there is no such file.
 
     Raises:
         RecipeError: all that is wrong, each with file, line, key and remedy.
     """
-    return build_recipe(read_source(path), overrides=overrides)
+    return build_recipe(read_source(path, wanted=wanted), overrides=overrides)
+
+
+def kind_of(path: Path, *, overrides: Sequence[str] = (), wanted: JobKind | None = None) -> JobKind:
+    """The kind of the recipe in a file, whatever else is in it; raises as ``load_recipe`` does."""
+    return _kind_of(read_source(path, wanted=wanted), overrides)
 
 
 def build_recipe(source: Source, *, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe that parsed TOML and overrides hold; raises as ``load_recipe`` does."""
-    root = RECIPES.get(_kind_of(source, overrides), TrainingRecipe)
+    root = RECIPES[_kind_of(source, overrides)]
     draft = _Draft(root=root, findings=Findings(origin=Origin(file=source.file, lines=source.lines)))
     draft.read(source.values)
     draft.override(overrides)
@@ -41,11 +48,21 @@ def build_recipe(source: Source, *, overrides: Sequence[str] = ()) -> Recipe:
     return draft.build()
 
 
-def _kind_of(source: Source, overrides: Sequence[str]) -> Any:
-    """What kind of recipe it says it is; whether there is such a kind is checked with all other values."""
+def _kind_of(source: Source, overrides: Sequence[str]) -> JobKind:
+    """What kind of recipe it says it is. Without one, nothing can be said of its other keys."""
     said = [text.partition("=")[2].strip(" \"'") for text in overrides if text.partition("=")[0].strip() == "kind"]
     found = said[-1] if said else source.values.get("kind")
-    return found if isinstance(found, str) else None
+    overridden = frozenset(["kind"] if said else [])
+    findings = Findings(origin=Origin(file=source.file, lines=source.lines, overridden=overridden))
+    kinds = "\n".join(f'    kind = "{kind}"   # {tables_of(root)[""].doc}' for kind, root in RECIPES.items())
+    hint = f"write one of these above the first [table]:\n{kinds}"
+    try:
+        kind: JobKind = check_value(keys_of(Recipe)["kind"], found)
+    except BadValueError as error:
+        findings.refuse("kind", "missing" if found in (None, "unset") else error.message, hint)
+        findings.settle()
+        raise
+    return kind
 
 
 @dataclass(kw_only=True, slots=True)
@@ -157,7 +174,7 @@ class _Draft:
             self.values[key.path] = parse_text(key, text)
         except BadValueError as error:
             self.bad.add(key.path)
-            hint = error.hint if error.hint and "quotes" not in error.hint else f"{key.path} takes {expected(key)}"
+            hint = error.hint if error.hint and "quotes" not in error.hint else sample(key)
             self._problem_of_option(key.path, error.message, hint)
 
     def _set_entry(self, key: Key, entry: str, text: str) -> None:

@@ -36,6 +36,10 @@ nothing else is converted.
   complete it.
 """
 _WIDTH = 110
+# Set in the commented recipe although single keys need them not: without them no job comes of it.
+_SHOWN = ("model.preset", "slice.topology", "job.command", "task.function")
+# Tables whose header alone asks for something; it is commented out with their keys.
+_ASKING = frozenset({"lora"})
 
 
 def reference_page() -> str:
@@ -52,7 +56,8 @@ def commented_recipe(kind: JobKind) -> str:
     tables = tables_of(RECIPES[kind])
     parts = ["# Every key of a recipe. Those commented out show their default or an example.\n"]
     for table in tables.values():
-        head = f"# {table.doc}\n[{table.name}]\n" if table.name else ""
+        hidden = "# " * (table.name in _ASKING)
+        head = f"# {table.doc}\n{hidden}[{table.name}]\n" if table.name else ""
         keys = [_commented_key(key, kind) for key in table.keys.values() if key.type != "map"]
         maps = [_commented_map(key) for key in table.keys.values() if key.type == "map"]
         parts.append(head + "\n".join(keys + maps))
@@ -60,13 +65,14 @@ def commented_recipe(kind: JobKind) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """A default as TOML, numbers in their shortest form."""
+    """A default as TOML on one line, numbers in their shortest form."""
     if isinstance(value, dict):
         return "{}"
     if isinstance(value, float):
         return f"{value:g}" if value == int(value) or abs(value) < 1e-3 else str(value)
-    plain = list(value) if isinstance(value, tuple) else value
-    return tomli_w.dumps({"key": plain}).removeprefix("key = ").strip()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(toml_value, value))}]"  # on one line, so that it can be commented out
+    return tomli_w.dumps({"key": value}).removeprefix("key = ").strip()
 
 
 def _without_shared(table: Table) -> Table:
@@ -121,7 +127,7 @@ def _commented_key(key: Key, kind: str) -> str:
     comment = textwrap.fill(about, _WIDTH, initial_indent="# ", subsequent_indent="# ")
     if key.path == "kind":
         return f'{comment}\nkind = "{kind}"\n'
-    is_set = key.required or key.path in ("model.preset", "slice.topology", "job.command")
+    is_set = key.required or key.path in _SHOWN
     line = f"{key.name} = {_example(key)}"
     return f"{comment}\n{line if is_set else f'# {line}'}\n"
 

@@ -17,7 +17,7 @@ from tpuctl.recipe.inference import OutputTable, RowsTable, SourceTable, TaskTab
 from tpuctl.recipe.learning import CheckpointTable, ExpectTable, LoraTable, ModelTable, OptimTable, TrainTable
 from tpuctl.recipe.origin import Origin
 from tpuctl.recipe.placement import ClusterTable, JobTable, MeshTable, RunTable, SliceTable
-from tpuctl.recipe.serving import EngineTable, ServedModelTable, ServeTable
+from tpuctl.recipe.serving import EngineTable, ServedModelTable, ServedSliceTable, ServeTable
 from tpuctl.recipe.settings import setting
 
 
@@ -74,6 +74,7 @@ class InferenceRecipe(Recipe):
 class ServingRecipe(Recipe):
     """A model behind an OpenAI-compatible endpoint."""
 
+    slice: ServedSliceTable = _table(ServedSliceTable, required=True)
     model: ServedModelTable = _table(ServedModelTable)
     mesh: MeshTable = _table(MeshTable)
     serve: ServeTable = _table(ServeTable)

@@ -6,7 +6,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tpuctl.plan.serve_schema import ServeDtype
+from tpuctl.recipe.placement import SliceTable
 from tpuctl.recipe.settings import LARGEST_INT, setting
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedSliceTable(SliceTable):
+    """The TPU slice the endpoint gets whole: one host."""
+
+    topology: str | None = setting(
+        None,
+        doc="Shape of the slice in chips, one host of them: 1x1, 2x2, or v5e and v6e 2x4. `tpuctl slices` lists them.",
+        example="2x2",
+        absent="from the accelerator, where that leaves no choice",
+        also=("tpu_topology", "shape"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

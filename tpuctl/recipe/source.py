@@ -7,6 +7,7 @@ right on text that ``tomllib`` has already accepted.
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,14 +41,14 @@ class _Token(NamedTuple):
     line: int
 
 
-def read_source(path: Path) -> Source:
-    """The TOML of a file, with the line of each key.
+def read_source(path: Path, *, wanted: str | None = None) -> Source:
+    """The TOML of a file, with the line of each key. ``wanted``: the kind to propose where there is no file.
 
     Raises:
         RecipeError: no such file, not readable as UTF-8 text, or not TOML; names file and line.
     """
     file = str(path)
-    text = _read_text(path, file)
+    text = _read_text(path, file, wanted=wanted or "KIND")
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -68,13 +69,14 @@ def key_lines(text: str) -> dict[str, int]:
     return lines
 
 
-def _read_text(path: Path, file: str) -> str:
+def _read_text(path: Path, file: str, *, wanted: str) -> str:
     try:
         if path.stat().st_size > _LARGEST_RECIPE_BYTES and path.is_file():
             raise RecipeError("too large for a recipe", hint="is this the right file?", where=Where(file=file))
         return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except FileNotFoundError as error:
-        hint = "`tpuctl init train` writes one" if path.suffix == ".toml" else "a recipe is a .toml file"
+        new = f"`tpuctl init {wanted} {shlex.quote(file)}` writes one"
+        hint = new if path.suffix == ".toml" else "a recipe is a .toml file"
         raise RecipeError("no such file", hint=hint, where=Where(file=file)) from error
     except IsADirectoryError as error:
         raise RecipeError("is a directory", hint="name the .toml file in it", where=Where(file=file)) from error
@@ -98,10 +100,18 @@ def _syntax_error(error: tomllib.TOMLDecodeError, text: str, file: str) -> Recip
     line = int(place["line"]) if place and place["line"] else text.count("\n") + (not text.endswith("\n"))
     if "overwrite" in reason or "Cannot declare" in reason or "Cannot mutate" in reason:
         return _duplicate(text, line, file) or RecipeError(reason, where=Where(file=file, line=line))
-    hint = None
-    if reason == "Invalid value":
-        hint = 'text needs quotes, as in name = "x"; true and false are small; a number begins with a digit'
+    hint = _syntax_hint(reason, at_end="at end of document" in message)
     return RecipeError(f"not TOML: {reason[:1].lower()}{reason[1:]}", hint=hint, where=Where(file=file, line=line))
+
+
+def _syntax_hint(reason: str, *, at_end: bool) -> str | None:
+    if reason.startswith(("Unterminated string", "Expected \"'", "Illegal character '\\n'")):
+        return 'a string is not closed: it ends with the quotes it begins with, on the same line; """ may span lines'
+    if reason == "Invalid value" and at_end:
+        return "a list is not closed, or the last key has no value"
+    if reason == "Invalid value":
+        return 'text needs quotes, as in name = "x"; true and false are small; a number begins with a digit'
+    return None
 
 
 def _duplicate(text: str, until: int, file: str) -> RecipeError | None:

@@ -15,6 +15,9 @@ _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:d|h|m|s))+")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)([dhms])")
 _UNIT_SECONDS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_INTEGER = re.compile(r"[+-]?[0-9][0-9_]*")
+# In place of a number of so many digits that Python itself declines to read it.
+_HUGE = LARGEST_INT**4
 _SHOWN = 60
 _LONGEST_SECONDS = 366 * 86_400
 
@@ -58,7 +61,7 @@ def parse_text(key: Key, text: str) -> Any:
     try:
         value = tomllib.loads(f"value = {stripped.lower() if key.type == 'bool' else stripped}")["value"]
     except (ValueError, KeyError):  # TOML's own errors are ValueErrors, as is a number of thousands of digits
-        value = stripped
+        value = _HUGE if _INTEGER.fullmatch(stripped) else stripped
     return check_value(key, value)
 
 
@@ -69,6 +72,14 @@ def expected(key: Key) -> str:
     words = _WORDS[key.type] + (f" of {key.rules.unit}" if key.rules.unit else "")
     bounds = range_text(key.rules)
     return f"{words}, {bounds}" if bounds else words
+
+
+def sample(key: Key) -> str:
+    """A value that a key does take, as ``--set`` would give it; else what it is for."""
+    shown = key.rules.example or ("" if key.default in (None, (), {}) else str(key.default))
+    if not shown or key.type in ("choice", "bool"):
+        return key.rules.doc
+    return f"as in --set {key.path}={shlex.quote(shown)}"
 
 
 def described(key: Key, value: Any) -> str:

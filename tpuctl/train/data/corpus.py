@@ -138,6 +138,7 @@ def _require_text(corpus: Corpus) -> None:
     """A lane looks for its next document for as long as it takes; in a corpus without any that would be for ever."""
     if next(iter_texts(corpus), None) is None:
         raise DataError(
-            f"{corpus.uri}: {corpus.num_rows} rows in {len(corpus.files)} files, "
+            f"{corpus.uri}: {corpus.num_rows} row{'s' * (corpus.num_rows != 1)} in "
+            f"{len(corpus.files)} file{'s' * (len(corpus.files) != 1)}, "
             f"and column {' or '.join(map(repr, corpus.columns.names))} is null or empty in all of them"
         )

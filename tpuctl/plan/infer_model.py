@@ -1,0 +1,101 @@
+"""A plan of batch inference held against the model folder that it names: whether the task fits, and how long a text
+may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from tpuctl.errors import WeightsError
+from tpuctl.model_folder import read_config, read_json
+from tpuctl.modelspec import PRESETS, ModelSpec, num_parameters
+from tpuctl.modelspec.encoder import ENCODERS, EncoderSpec, num_encoder_parameters
+from tpuctl.modelspec.huggingface import spec_from_config
+from tpuctl.modelspec.values import shown
+from tpuctl.plan.infer import check_room
+from tpuctl.plan.infer_schema import TaskPlan
+from tpuctl.plan.schema import InferencePlan
+from tpuctl.plan.source import ModelErrors, refusal
+from tpuctl.plan.weights_header import check_header
+from tpuctl.recipe.origin import Findings
+from tpuctl.recipe.schema import InferenceRecipe
+
+DEFAULT_MAX_LENGTH = 2048
+_MINILM = "builtin:minilm-l6-v2"
+_MINILM_LENGTH = 256
+_MINILM_SPEC = EncoderSpec(
+    vocab_size=30_522, hidden_size=384, num_layers=6, num_heads=12, mlp_size=1536, max_length=512, norm_eps=1e-12
+)
+
+
+def fit_model(plan: InferencePlan, recipe: InferenceRecipe) -> InferencePlan:
+    """The plan with what its model folder decides. Reads ``config.json``, and of local weights the headers.
+
+    Raises:
+        RecipeError: no such folder, no model that does the task, or one that takes no texts that long.
+    """
+    if plan.model is None:
+        return plan
+    try:
+        model = _Model.of(plan.model.uri, plan.task)
+    except ModelErrors as error:
+        raise refusal(recipe, error) from error
+    findings = Findings(origin=recipe.origin)
+    length = plan.task.max_length or model.usual_length
+    if model.positions and length > model.positions:
+        message = f"{length} tokens, and the model knows {model.positions} positions"
+        findings.refuse("task.max_length", message, f"use at most {model.positions}")
+    task = replace(plan.task, max_length=length)
+    check_room(task, findings)
+    findings.settle()
+    return replace(plan, task=task, model=replace(plan.model, parameters=model.parameters))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Model:
+    """What a task is held against. ``positions`` is 0 where nothing bounds them."""
+
+    positions: int
+    usual_length: int
+    parameters: int
+
+    @classmethod
+    def of(cls, uri: str, task: TaskPlan) -> Self:
+        """The model at a place; raises one of ``ModelErrors`` where it is none for the task."""
+        if uri == _MINILM:
+            return cls.of_encoder(_MINILM_SPEC, own_length=_MINILM_LENGTH)
+        if uri.startswith("builtin:"):
+            return cls.of_decoder(PRESETS[uri.removeprefix("builtin:")])
+        config = read_config(uri)
+        _check_task(uri, config.get("model_type"), task)
+        if task.kind == "embed":
+            own = (read_json(uri, "sentence_bert_config.json") or {}).get("max_seq_length")
+            return cls.of_encoder(EncoderSpec.of_config(config), own_length=own)
+        spec = spec_from_config(config)
+        if "://" not in uri:
+            check_header(uri, spec)
+        return cls.of_decoder(spec)
+
+    @classmethod
+    def of_decoder(cls, spec: ModelSpec) -> Self:
+        """What a decoder's spec says."""
+        usual = min(spec.max_positions or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
+        return cls(positions=spec.max_positions, usual_length=usual, parameters=num_parameters(spec))
+
+    @classmethod
+    def of_encoder(cls, spec: EncoderSpec, *, own_length: Any) -> Self:
+        """What an encoder's spec says; ``own_length`` is what it was made for, if its folder tells."""
+        told = isinstance(own_length, int) and own_length > 0
+        parameters = num_encoder_parameters(spec)
+        return cls(
+            positions=spec.max_length, usual_length=own_length if told else spec.max_length, parameters=parameters
+        )
+
+
+def _check_task(uri: str, family: Any, task: TaskPlan) -> None:
+    if family in ENCODERS and task.kind != "embed":
+        message = f"{uri} is an encoder ({family}), which does not {task.kind}"
+        raise WeightsError(message, hint="its task is embed")
+    if family not in ENCODERS and task.kind == "embed":
+        message = f"{uri} is no encoder ({shown(family)}), and embed needs one"
+        raise WeightsError(message, hint=f"encoders: {', '.join(ENCODERS)}; a decoder does generate, score or classify")

@@ -1,0 +1,55 @@
+"""What this machine says of a plan: the folders, files and links that are here. The last look before a job is made."""
+
+from __future__ import annotations
+
+import os.path
+from dataclasses import replace
+from pathlib import Path
+
+from tpuctl.plan.apart import check_on_disk
+from tpuctl.plan.infer_model import fit_model
+from tpuctl.plan.schema import InferencePlan, Plan, ServingPlan
+from tpuctl.plan.tokenizer import file_ids, is_tokenizer_file
+from tpuctl.recipe.origin import Findings, Origin
+from tpuctl.recipe.schema import InferenceRecipe, Recipe
+
+
+def look_here(plan: Plan, recipe: Recipe, *, home: str | None) -> Plan:
+    """The plan with what the files it names decide, and a note for each that may be the cluster's alone.
+
+    Raises:
+        RecipeError: what is here can't be what the recipe means.
+    """
+    check_on_disk(plan, home=home, origin=recipe.origin)
+    if isinstance(plan, InferencePlan) and isinstance(recipe, InferenceRecipe):
+        plan = fit_model(plan, recipe)
+        if plan.model is not None:
+            _check_tokenizer("model.source", plan.model.uri, recipe.origin)
+        return plan
+    if isinstance(plan, ServingPlan):
+        own = plan.weights is not None and plan.weights.uri == plan.text.tokenizer
+        _check_tokenizer("model.source" if own else "model.tokenizer", plan.text.tokenizer, recipe.origin)
+        return replace(plan, notes=(*plan.notes, *_absent(plan)))
+    return plan
+
+
+def _check_tokenizer(key: str, place: str, origin: Origin) -> None:
+    findings = Findings(origin=origin)
+    if not is_tokenizer_file(place) or "://" in place:
+        return
+    try:
+        file_ids(Path(place))
+    except ValueError as error:
+        findings.refuse(key, f"the tokenizer.json at {place} can't be read: {error}", "copy it again")
+    findings.settle()
+
+
+def _absent(plan: ServingPlan) -> list[str]:
+    named = {
+        "model.tokenizer": plan.text.tokenizer if is_tokenizer_file(plan.text.tokenizer) else None,
+        "model.chat_template": plan.text.chat_template,
+        "serve.api_key_file": plan.endpoint.api_key_file,
+    }
+    local = {key: place for key, place in named.items() if place and "://" not in place}
+    missing = [(key, place) for key, place in local.items() if not os.path.exists(place)]
+    return [f"{key}: {place} is not on this machine; the host that serves needs it there" for key, place in missing]
