@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tpuctl.errors import RecipeError
-from tpuctl.plan.schema import ChatPlan, plan_dumps, plan_loads
+from tpuctl.plan.chat_schema import ChatPlan
+from tpuctl.plan.schema import plan_dumps, plan_loads
 
 CHAT = ["data.format=chat", "data.tokenizer=model/", "model.vocab_size=512"]
 

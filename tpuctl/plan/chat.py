@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tpuctl.plan.chat_schema import ChatPlan
 from tpuctl.plan.here import Here
-from tpuctl.plan.schema import ChatPlan
 from tpuctl.plan.tokenizer import has_chat_template
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import TrainingRecipe

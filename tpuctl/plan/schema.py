@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tpuctl.modelspec import ModelSpec
+from tpuctl.plan.chat_schema import ChatPlan
 from tpuctl.plan.decode import PlanFormatError, decode
 from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, SourcePlan, TaskPlan
 from tpuctl.plan.serve_schema import EndpointPlan, EnginePlan, TextPlan
@@ -26,9 +27,6 @@ ScheduleKind = Literal["constant", "linear", "cosine", "wsd"]
 RematPolicy = Literal["none", "full", "dots", "attention"]
 ComputeDtype = Literal["bfloat16", "float32"]
 DataFormat = Literal["text", "chat"]
-LossRule = Literal["all", "answers"]
-LengthRule = Literal["truncate", "drop", "raise"]
-RowRule = Literal["skip", "raise"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,22 +73,6 @@ class MeshPlan:
     def batch_shards(self) -> int:
         """Shards of the global batch: every axis but ``tensor``."""
         return self.slice * self.data * self.fsdp
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChatPlan:
-    """Where a row keeps its conversation, and how it is learned: one column of messages, or prompts and answers.
-
-    ``template`` is the path of a chat template; None takes the one in the tokenizer's folder.
-    """
-
-    messages_column: str | None
-    prompt_column: str | None
-    answer_column: str | None
-    template: str | None
-    loss_on: LossRule
-    too_long: LengthRule
-    bad_rows: RowRule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tpuctl.plan.schema import DataFormat, LengthRule, LossRule, RaggedRule, RowRule
+from tpuctl.plan.chat_schema import LengthRule, LossRule, RowRule
+from tpuctl.plan.schema import DataFormat, RaggedRule
 from tpuctl.recipe.settings import LARGEST_INT, setting
 
 

@@ -16,7 +16,7 @@ import pytest
 from tests.fakes.tiny_training import DATA, TRAIN
 from tests.train.data.parquet_folders import assert_equal, rows_of, take, take_all, write_table
 from tpuctl.errors import DataError
-from tpuctl.plan.schema import ChatPlan
+from tpuctl.plan.chat_schema import ChatPlan
 from tpuctl.train.batch import HostBatch
 from tpuctl.train.data.columns import Columns
 from tpuctl.train.data.corpus import iter_texts, open_corpus

@@ -14,7 +14,8 @@ from typing import Any, Literal, Self
 import pyarrow as pa
 
 from tpuctl.errors import DataError
-from tpuctl.plan.schema import ChatPlan, DataPlan
+from tpuctl.plan.chat_schema import ChatPlan
+from tpuctl.plan.schema import DataPlan
 
 Kind = Literal["text", "messages", "pair"]
 

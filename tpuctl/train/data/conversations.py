@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tpuctl.errors import DataError
-from tpuctl.plan.schema import ChatPlan
+from tpuctl.plan.chat_schema import ChatPlan
 from tpuctl.storage import NotFoundError, open_storage
 from tpuctl.text import Tokenizer
 from tpuctl.text.answers import ASSISTANT

@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Int32
 
 from tpuctl.errors import DataError
-from tpuctl.plan.schema import ChatPlan, DataPlan, TrainPlan
+from tpuctl.plan.chat_schema import ChatPlan
+from tpuctl.plan.schema import DataPlan, TrainPlan
 from tpuctl.text import bpe_vocab_size, train_bpe
 from tpuctl.train.batch import HostBatch
 from tpuctl.train.data.columns import row_texts
