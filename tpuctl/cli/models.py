@@ -36,7 +36,7 @@ def show(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A model folder, local or gs://; a preset; or a run directory.",
+            help="A model folder, local or gs://; a preset; a built-in model; or a run directory.",
             parser=given,
             show_default=False,
         ),
@@ -59,8 +59,11 @@ def _find(source: str) -> _Found:
         UsageError: neither a preset nor a place that holds a model.
         WeightsError: a folder whose files do not add up.
     """
+    from tpuctl.builtin_models import BUILTIN_DECODERS
     from tpuctl.modelspec import PRESETS
 
+    if source in BUILTIN_DECODERS:
+        return _Found(kind="built-in", place=source, spec=PRESETS[BUILTIN_DECODERS[source]], tokenizer=("its own",))
     if source in PRESETS:
         return _Found(kind="preset", place=source, spec=PRESETS[source])
     found = place(source)
@@ -79,12 +82,15 @@ def _run(where: str) -> _Found | None:
 
 
 def _folder(where: str, *, asked: str) -> _Found:
+    from tpuctl.builtin_models import BUILTIN_DECODERS
     from tpuctl.errors import UsageError
     from tpuctl.model_folder import open_weights, tokenizer_files
     from tpuctl.modelspec import PRESETS
     from tpuctl.plan.source import open_source
     from tpuctl.plan.weights_header import check_header
 
+    if asked.startswith("builtin:"):
+        raise UsageError(f"no built-in decoder {asked!r}", hint=f"there is {', '.join(BUILTIN_DECODERS)}")
     if "/" not in asked and not Path(where).exists():
         raise UsageError(f"no preset {asked!r}, and no such folder", hint=f"presets: {', '.join(PRESETS)}")
     source = open_source(where)
@@ -124,6 +130,13 @@ def _special(spec: ModelSpec) -> str:
 
 
 def _weights(found: _Found) -> str:
+    from tpuctl.builtin_models import BUILTIN_MODELS
+
+    if found.kind == "built-in":
+        model = BUILTIN_MODELS[found.place]
+        return (
+            f"out of the package {model.requirement}, {model.megabytes} MB, fetched once by each host that needs them"
+        )
     if found.weights is None:
         return "those of its checkpoints" if found.kind == "run" else "none: drawn from train.seed"
     weights = found.weights

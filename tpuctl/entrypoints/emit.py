@@ -12,6 +12,11 @@ def emit(name: str, **fields: Any) -> None:
     emit_event(event(name, **fields))
 
 
+def tell_note(text: str) -> None:
+    """Print a line for people, as an event."""
+    emit("note", text=text)
+
+
 def emit_event(item: Event) -> None:
     """Print an event that is made already."""
     print(format_line(item), flush=True)

@@ -9,6 +9,7 @@ import tokenizers
 from tokenizers import decoders, pre_tokenizers
 from tokenizers.models import BPE
 
+from tpuctl.builtin_models.fetch import model_folder
 from tpuctl.errors import StorageError, WeightsError
 from tpuctl.model_folder import CONFIG_FILE, GENERATION_FILE, read_config, read_json, tokenizer_files
 from tpuctl.modelspec.config import ModelConfigError
@@ -38,7 +39,7 @@ def write_config(plan: TrainingPlan, folder: str, config: dict[str, Any]) -> Non
     generation = None
     if plan.weights is not None:
         try:
-            generation = read_json(plan.weights.uri, GENERATION_FILE)
+            generation = read_json(model_folder(plan.weights.uri), GENERATION_FILE)
         except (WeightsError, StorageError):
             generation = None
     ids: dict[str, Any] = {
@@ -54,7 +55,7 @@ def write_tokenizer(plan: TrainingPlan, folder: str) -> None:
     Raises:
         StorageError: they can't be read or written.
     """
-    name = plan.data.tokenizer
+    name = model_folder(plan.data.tokenizer)
     if name == "bytes":
         _write(join(folder, TOKENIZER_FILE), _byte_tokenizer().to_str(pretty=True).encode())
     elif bpe_vocab_size(name) is not None:
@@ -72,7 +73,7 @@ def _config_of_source(plan: TrainingPlan) -> dict[str, Any] | None:
     if plan.weights is None:
         return None
     try:
-        config = read_config(plan.weights.uri)
+        config = read_config(model_folder(plan.weights.uri))
         spec = spec_from_config(config, name=plan.model.name)
     except (WeightsError, StorageError, ModelConfigError):
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
+from tpuctl.builtin_models.fetch import model_folder
 from tpuctl.errors import CheckpointError
 from tpuctl.mesh import create_mesh, replicated
 from tpuctl.model_folder import fingerprint, open_weights
@@ -29,7 +30,8 @@ class MergedLeaves:
         """
         assert plan.weights is not None, "adapters are trained beside the weights of a folder"
         assert plan.lora is not None, "the run has adapters"
-        files = open_weights(plan.weights.uri)
+        source = model_folder(plan.weights.uri)
+        files = open_weights(source)
         trained_beside = arrays.written.provenance.weights
         if trained_beside and fingerprint(files) != trained_beside:
             raise CheckpointError(
@@ -38,7 +40,7 @@ class MergedLeaves:
             )
         self._lora, self._arrays = plan.lora, arrays
         self._leaves = fit(files, plan.model, family=plan.weights.family)
-        self._reader = Reader(plan.weights.uri)
+        self._reader = Reader(source)
         self._place = replicated(create_mesh(MeshPlan(slice=1, data=1, fsdp=1, tensor=1), devices=jax.devices()[:1]))
         self._targets = {f"layers/{TARGETS[target]}": target for target in plan.lora.targets}
 

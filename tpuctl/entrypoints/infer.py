@@ -14,11 +14,11 @@ from typing import Any
 import ray
 
 from tpuctl import __version__
+from tpuctl.builtin_models.fetch import model_folder
 from tpuctl.entrypoints.attempt import HeldRun
-from tpuctl.entrypoints.builtin_models import model_folder
 from tpuctl.entrypoints.corpus import dataset_uris
 from tpuctl.entrypoints.driver import begin, bounded
-from tpuctl.entrypoints.emit import emit, emit_event
+from tpuctl.entrypoints.emit import emit, emit_event, tell_note
 from tpuctl.entrypoints.fleet import Fleet, FleetOptions
 from tpuctl.entrypoints.infer_host import CALLS_AT_ONCE, InferHost
 from tpuctl.entrypoints.reservation import reserved
@@ -66,7 +66,7 @@ def _run(plan: InferencePlan, job: str) -> bool:
     """Do what is missing of the work; whether all of it is there now."""
     began = time.monotonic()
     rows = _rows(plan)
-    model = None if plan.model is None else model_identity(model_folder(plan.model.uri))
+    model = None if plan.model is None else model_identity(model_folder(plan.model.uri, tell=tell_note))
     folder = take_folder(plan.output.uri, work_of(plan, rows, model=model), mode=plan.output.mode)
     if folder.finished:
         _tell_end(folder, seconds=time.monotonic() - began)

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from tpuctl.entrypoints.builtin_models import model_folder
+from tpuctl.builtin_models.fetch import model_folder
 from tpuctl.errors import ClusterError
 from tpuctl.infer.output import Output
 from tpuctl.infer.parts import Part

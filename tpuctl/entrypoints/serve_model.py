@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from tpuctl.builtin_models.fetch import model_folder
 from tpuctl.engine.engine import Engine, create_engine
 from tpuctl.engine.options import EngineOptions, buckets
 from tpuctl.engine.request import Request, SamplingParams
@@ -52,11 +54,12 @@ def load_model(plan: ServingPlan, *, simulated: bool, tell: Tell) -> Loaded:
 
     Raises:
         ClusterError: These are not the plan's devices.
-        WeightsError: The folder's weights are not those of the plan's model.
+        WeightsError: The folder's weights are not those of the plan's model; or a built-in model can't be fetched.
         DataError: The tokenizer can't be read, or has more ids than the model has rows.
         JobFailedError: The engine does not say what the model says.
     """
     verify_devices(plan, simulated=simulated)
+    plan = with_local_folders(plan, tell=tell)
     _keep_programs(plan)
     mesh = create_mesh(plan.mesh)
     tokenizer, chat, make_grammar = _text(plan)
@@ -73,6 +76,17 @@ def load_model(plan: ServingPlan, *, simulated: bool, tell: Tell) -> Loaded:
         created=int(time.time()),
     )
     return Loaded(engine=engine, served=served, make_grammar=make_grammar)
+
+
+def with_local_folders(plan: ServingPlan, *, tell: Tell) -> ServingPlan:
+    """The plan with a folder of this host in place of each built-in model, fetched if need be.
+
+    Raises:
+        WeightsError: It can't be.
+    """
+    weights = plan.weights and replace(plan.weights, uri=model_folder(plan.weights.uri, tell=tell))
+    text = replace(plan.text, tokenizer=model_folder(plan.text.tokenizer, tell=tell))
+    return replace(plan, weights=weights, text=text)
 
 
 def _keep_programs(plan: ServingPlan) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from etils import epath
 
+from tpuctl.builtin_models.fetch import model_folder
+from tpuctl.entrypoints.emit import tell_note
 from tpuctl.model_folder import fingerprint, open_weights
 from tpuctl.nn.peft import Adapted, fit_adapter
 from tpuctl.nn.weights_fit import fit
@@ -24,7 +26,7 @@ def starting_weights(plan: TrainingPlan) -> str:
     resumes = bool(complete_steps(scan(epath.Path(join(plan.run.directory, "checkpoints")))))
     if resumes and plan.lora is None:
         return ""
-    weights = open_weights(plan.weights.uri)
+    weights = open_weights(model_folder(plan.weights.uri, tell=tell_note))
     fit(weights, plan.model, family=plan.weights.family)
     if plan.lora is not None and plan.lora.adapter is not None and not resumes:
         fit_adapter(Adapted(spec=plan.model, family=plan.weights.family, lora=plan.lora), plan.lora.adapter)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tpuctl.plan.here import Here
 from tpuctl.plan.schema import ChatPlan
-from tpuctl.plan.tokenizer import is_tokenizer_file
+from tpuctl.plan.tokenizer import has_chat_template
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import TrainingRecipe
 
@@ -20,7 +20,7 @@ def plan_chat(recipe: TrainingRecipe, *, tokenizer: str, here: Here, findings: F
         return None
     if data.uri.startswith("builtin:"):
         findings.refuse("data.format", "the built-in text holds no conversations", "name a dataset in data.uri")
-    if data.chat_template is None and not is_tokenizer_file(tokenizer):
+    if data.chat_template is None and not has_chat_template(tokenizer):
         hint = "name a tokenizer in a folder that has one, or set data.chat_template"
         findings.refuse("data.tokenizer", f"tokenizer {tokenizer!r} has no chat template", hint)
     pair = _has_pair(recipe, findings)

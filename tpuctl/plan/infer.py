@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tpuctl import __version__
+from tpuctl.builtin_models import BUILTIN_DECODERS, BUILTIN_MODELS
 from tpuctl.plan.environment import plan_job
 from tpuctl.plan.here import Here
 from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, SourcePlan, TaskPlan
 from tpuctl.plan.places import dataset_place, plan_run, storage_place
 from tpuctl.plan.schema import InferencePlan
 from tpuctl.plan.slices import plan_slices
+from tpuctl.plan.source import check_builtin
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import InferenceRecipe
 
 ENTRYPOINT = "tpuctl.entrypoints.infer"
-BUILTIN_MODELS = ("builtin:minilm-l6-v2",)
 
 
 def resolve_inference(recipe: InferenceRecipe, *, environ: Mapping[str, str], here: Here) -> InferencePlan:
@@ -104,16 +105,14 @@ def _model(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> Source
     source = recipe.model.source
     if source is None:
         if recipe.task.kind != "custom":
-            hint = f'add source = "{BUILTIN_MODELS[0]}", or a model folder of your own'
+            fitting = [name for name in BUILTIN_MODELS if (name in BUILTIN_DECODERS) == (recipe.task.kind != "embed")]
+            hint = f'add source = "{fitting[0]}", or a model folder of your own'
             findings.refuse("model.source", f"missing: a task of kind {recipe.task.kind!r} needs a model", hint)
         return None
     if recipe.task.kind == "custom":
         findings.refuse("model.source", "a custom task brings its own model", "leave it out")
     if source.startswith("builtin:"):
-        if source not in BUILTIN_MODELS:
-            findings.refuse(
-                "model.source", f"unknown built-in model {source!r}", f"there is {', '.join(BUILTIN_MODELS)}"
-            )
+        check_builtin(source, decoder=recipe.task.kind != "embed", findings=findings)
         return SourcePlan(uri=source)
     return SourcePlan(uri=storage_place("model.source", source, here=here, findings=findings))
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tpuctl import __version__
+from tpuctl.builtin_models import BUILTIN_DECODERS
 from tpuctl.modelspec import PRESETS, ModelSpec, num_parameters
 from tpuctl.plan.budget import gib
 from tpuctl.plan.environment import plan_job
@@ -107,8 +108,9 @@ def _text(recipe: ServingRecipe, source: ModelSource | None, *, here: Here, find
         name = source.uri if source is not None and source.has_tokenizer else "bytes"
     elif is_tokenizer_file(name):
         name = storage_place("model.tokenizer", name, here=here, findings=findings)
-    elif name != "bytes":
-        findings.refuse("model.tokenizer", f"unknown tokenizer {name!r}", "'bytes' or the place of a tokenizer.json")
+    elif name != "bytes" and name not in BUILTIN_DECODERS:
+        hint = f"'bytes', {', '.join(BUILTIN_DECODERS)} or the place of a tokenizer.json"
+        findings.refuse("model.tokenizer", f"unknown tokenizer {name!r}", hint)
     return TextPlan(tokenizer=name, chat_template=None if template is None else here.absolute(template))
 
 

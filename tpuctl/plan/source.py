@@ -1,6 +1,7 @@
 """What the model folder of a recipe says of itself. The one thing a plan needs that the recipe does not hold.
 
-Read before a recipe is resolved, so that resolving stays pure: ``config.json`` and the names of files, nothing large.
+A folder is read before a recipe is resolved, so that resolving stays pure: ``config.json`` and the names of files,
+nothing large. A built-in model is known beforehand, and nothing of it is read.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tpuctl.builtin_models import BUILTIN_DECODERS, BUILTIN_MODELS
 from tpuctl.errors import RecipeError, StorageError, TpuctlError, WeightsError
 from tpuctl.model_folder import read_config, tokenizer_files
-from tpuctl.modelspec import ModelSpec
+from tpuctl.modelspec import PRESETS, ModelSpec
 from tpuctl.modelspec.config import ModelConfigError
 from tpuctl.modelspec.huggingface import spec_from_config
 from tpuctl.plan.here import Here
@@ -27,7 +29,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSource:
-    """A model folder: where it is and what its ``config.json`` describes."""
+    """A model folder: where it is and what its ``config.json`` describes; or a built-in model by its name."""
 
     uri: str
     spec: ModelSpec
@@ -44,6 +46,8 @@ def read_source(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[
     if not isinstance(recipe, TrainingRecipe | ServingRecipe) or recipe.model.source is None:
         return None
     findings = Findings(origin=recipe.origin)
+    if recipe.model.source.startswith("builtin:"):
+        return _builtin(recipe.model.source, findings)
     here = Here.of(cwd, environ)
     uri = storage_place("model.source", recipe.model.source, here=here, findings=findings)
     findings.settle()
@@ -74,3 +78,21 @@ def open_source(uri: str) -> ModelSource:
         family=str(config.get("model_type")),
         has_tokenizer=bool({"tokenizer.json", "tokenizer.model"}.intersection(tokenizer_files(uri))),
     )
+
+
+def check_builtin(uri: str, *, decoder: bool, findings: Findings) -> None:
+    """Refuse a built-in model that there is not, or that is of the other kind: a decoder makes text, an encoder
+    vectors."""
+    fitting = [name for name in BUILTIN_MODELS if (name in BUILTIN_DECODERS) == decoder]
+    if uri not in BUILTIN_MODELS:
+        findings.refuse("model.source", f"unknown built-in model {uri!r}", f"there is {', '.join(fitting)}")
+    elif uri not in fitting:
+        wanted, found = ("a decoder", "an encoder") if decoder else ("an encoder", "a decoder")
+        findings.refuse("model.source", f"{uri} is {found}, and {wanted} is needed", f"use {', '.join(fitting)}")
+
+
+def _builtin(uri: str, findings: Findings) -> ModelSource:
+    check_builtin(uri, decoder=True, findings=findings)
+    findings.settle()
+    spec = PRESETS[BUILTIN_DECODERS[uri]]
+    return ModelSource(uri=uri, spec=spec, family=BUILTIN_MODELS[uri].family, has_tokenizer=True)

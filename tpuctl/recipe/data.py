@@ -70,7 +70,7 @@ class DataTable:
     tokenizer: str | None = setting(
         None,
         doc="'bytes', 'bpe:N' (a BPE of N ids trained on the data), or a tokenizer.json, a tokenizer.model or a folder "
-        "with one, by its path or in gs://.",
+        "with one, by its path or in gs://; or that of builtin:smollm2-135m.",
         absent="that of model.source, else bytes",
         example="bpe:8192",
     )

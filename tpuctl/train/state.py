@@ -14,6 +14,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Int32, Key, UInt32
 
+from tpuctl.builtin_models.fetch import model_folder
 from tpuctl.mesh import batch_sharding, named_sharding, replicated
 from tpuctl.nn.params import ParamTree, init_params, joined, split_adapters
 from tpuctl.nn.peft import Adapted, read_adapter
@@ -82,7 +83,7 @@ def with_weights(plan: TrainingPlan, state: TrainState, mesh: Mesh) -> TrainStat
     assert plan.weights is not None, "the plan names a folder"
     loaded = load_params(
         plan.model,
-        plan.weights.uri,
+        model_folder(plan.weights.uri),
         family=plan.weights.family,
         shardings=split_adapters(param_shardings(plan, mesh))[1],
         dtype=Trainable.of(plan).stored_dtypes(),

@@ -1,4 +1,4 @@
-"""A run's tokenizer wherever its files lie: made in the run directory once, brought to each host from a bucket."""
+"""A run's tokenizer wherever its files lie: made in the run directory once, or brought to each host."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpuctl.builtin_models.fetch import model_folder
 from tpuctl.errors import DataError
 from tpuctl.storage import ABSENT, ChangedError, NotFoundError, is_gcs, join, open_storage
 from tpuctl.text import TOKENIZER_FILE, Tokenizer, bpe_vocab_size, load_tokenizer, tokenizer_path, train_bpe
@@ -34,6 +35,7 @@ class TokenizerRef:
         Raises:
             DataError: it isn't there, can't be read, or has ids the model has no row for.
             StorageError: its bucket can't be read.
+            WeightsError: the built-in model it belongs to can't be fetched.
         """
         name, directory = self._local()
         return load_tokenizer(name, directory=directory, vocab_size=self.vocab_size)
@@ -47,7 +49,7 @@ class TokenizerRef:
         """Its name, and the directory it is in, with the files brought here."""
         if bpe_vocab_size(self.name) is not None and is_gcs(self.directory):
             return self.name, _brought_here(self.directory, needed=(TOKENIZER_FILE,))
-        name = _local_name(self.name) if is_gcs(self.name) else self.name
+        name = _local_name(self.name) if is_gcs(self.name) else model_folder(self.name)
         return name, Path(self.directory)
 
 

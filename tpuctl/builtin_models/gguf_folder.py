@@ -1,7 +1,7 @@
 """A GGUF file of the Llama architecture as a model folder in Hugging Face's form, dequantised to float32.
 
-Needs ``gguf``, which reads the file and knows its quantisations; the tensors it gives are checked bit for bit against
-transformers' own reading of the same file.
+``gguf`` reads the file and knows its quantisations; what comes out is bit for bit what transformers reads of the same
+file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from gguf.quants import dequantize
 from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from tests.fakes.tensor_files import write_tensors
+from tpuctl.errors import WeightsError
+from tpuctl.model_folder import CONFIG_FILE, GENERATION_FILE, SINGLE_FILE
+from tpuctl.safetensors import lay_out
 
 _OUTSIDE = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -41,38 +43,51 @@ _SPECIAL = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "unk
 
 
 def convert(path: Path, folder: Path) -> None:
-    """Write ``folder``: weights, config, tokenizer and chat template."""
+    """Write ``folder``: weights, config, tokenizer and chat template. A tensor is in memory only while it is written.
+
+    Raises:
+        WeightsError: another architecture or tokenizer, or a tensor that is none of a Llama's.
+    """
     reader = gguf.GGUFReader(path)
     values = {name: field.contents() for name, field in reader.fields.items()}
     if values["general.architecture"] != "llama" or values["tokenizer.ggml.pre"] != "smollm":
-        raise SystemExit(f"{path}: only Llama models with SmolLM's tokenizer are converted")
+        raise WeightsError(f"{path}: only Llama models with SmolLM's tokenizer are converted")
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {_name(tensor.name): _weight(tensor, values) for tensor in reader.tensors}
-    write_tensors(folder / "model.safetensors", tensors)
+    tensors = {_name(tensor.name): tensor for tensor in reader.tensors}
+    _write_weights(folder / SINGLE_FILE, tensors, values)
     config = _config(values, tied="lm_head.weight" not in tensors)
-    ids = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    _write(folder / "config.json", config)
-    _write(folder / "generation_config.json", ids)
+    _write(folder / CONFIG_FILE, config)
+    _write(folder / GENERATION_FILE, {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")})
     _tokenizer(values).save(str(folder / "tokenizer.json"))
     _write(folder / "tokenizer_config.json", _tokenizer_config(values))
+
+
+def _write_weights(path: Path, tensors: dict[str, Any], values: dict[str, Any]) -> None:
+    # GGUF names the fastest dimension first.
+    shapes = {name: tuple(int(size) for size in reversed(tensor.shape)) for name, tensor in tensors.items()}
+    laid_out = lay_out(str(path), {name: ("F32", shape) for name, shape in shapes.items()})
+    with path.open("wb") as file:
+        file.write(laid_out.header)
+        for tensor in tensors.values():
+            file.write(_weight(tensor, values).tobytes())
 
 
 def _name(name: str) -> str:
     if name in _OUTSIDE:
         return _OUTSIDE[name]
     found = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
-    if found is None:
-        raise SystemExit(f"unknown tensor {name}")
+    if found is None or found[2] not in _INSIDE:
+        raise WeightsError(f"unknown tensor {name}")
     return f"model.layers.{found[1]}.{_INSIDE[found[2]]}.weight"
 
 
 def _weight(tensor: Any, values: dict[str, Any]) -> np.ndarray:
-    weight = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+    weight: np.ndarray = dequantize(tensor.data, tensor.tensor_type).astype("<f4")
     heads = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
     for part, key in heads.items():
         if f".{part}." in tensor.name:
             weight = _halves(weight, values[f"llama.{key}"])
-    return np.ascontiguousarray(weight)
+    return weight
 
 
 def _halves(weight: np.ndarray, heads: int) -> np.ndarray:
