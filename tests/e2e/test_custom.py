@@ -43,7 +43,7 @@ def test_run_shipped_recipe_calls_the_function_on_the_joined_slice(tpuctl: Comma
     smaller = ("--set", "slice.topology=2x2", "--set", "slice.chips_per_host=unset")
     done = tpuctl("run", tmp_path / "custom.toml", *smaller, "--set", f"run.directory={tmp_path / 'run'}")
     assert done.code == 0, done.everything
-    assert "joined  1 of 1 hosts, 4 devices each (simulated: CPU)" in done.out
+    assert "joined  1 of 1 host, 4 devices each (simulated: CPU)" in done.out
     assert "host 0 of 1: the devices add up to 6, expected 6" in done.out
 
 

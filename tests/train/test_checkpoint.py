@@ -76,7 +76,9 @@ def test_restore_onto_other_devices_gives_the_same_state_without_warnings(
         assert leaf.sharding == wanted.sharding
     assert int(restored.params["steps_seen"]) == BIG_INTEGER + 3
     assert other.take_notes() == []
-    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
+    # Clients of tests with buckets live on in this process and speak up at any time; what is meant here is Orbax.
+    told = [record for record in caplog.records if not record.name.startswith("google.")]
+    assert [record.message for record in told if record.levelname == "WARNING"] == []
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
