@@ -70,23 +70,12 @@ def gcs_service() -> Iterator[GcsService]:
         yield service
 
 
-def _forget_clients() -> None:
-    """fsspec and etils keep the first client they made, and a test without the service may have made it."""
-    # Not at the top: what they read of the environment on import is set there.
-    import gcsfs
-    from etils.epath.backend import _FileSystemSpecBackend
-
-    gcsfs.GCSFileSystem.clear_instance_cache()
-    _FileSystemSpecBackend._get_filesystem.cache_clear()
-
-
 @pytest.fixture
 def gcs(gcs_service: GcsService, monkeypatch: pytest.MonkeyPatch) -> GcsService:
     """The emulated Cloud Storage with one empty bucket, ``tpu-test``, no faults, and this process's clients bent there.
 
     Some clients look up the endpoint once and keep it, so all tests share one service.
     """
-    _forget_clients()
     for name, value in client_env(gcs_service.endpoint).items():
         monkeypatch.setenv(name, value)
     gcs_service.reset(BUCKET)

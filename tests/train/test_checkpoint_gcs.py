@@ -15,6 +15,10 @@ from tpuctl.errors import CheckpointError
 from tpuctl.train.checkpoint import Checkpoints
 from tpuctl.train.program import Program
 
+# In the run of slow tests, away from the others: etils keeps the first client of a process, and a test without the
+# emulated service may have made it.
+pytestmark = pytest.mark.slow
+
 RUN = "gs://tpu-test/run/checkpoints"
 
 
