@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 from collections import Counter
 from typing import Any
@@ -17,6 +18,7 @@ from tpuctl.serve.http import HttpOptions
 
 CONCURRENT = 64
 ANSWER_SECONDS = 60
+MANY = int(os.environ.get("TPUCTL_TEST_REQUESTS", "4000"))
 JSON = {"Content-Type": "application/json"}
 
 
@@ -100,8 +102,8 @@ class Abuse:
         path, _ = _body(chance)
         try:
             response = await self.client.post(path, content=b'"' + b"x" * 300_000, headers=JSON)
-        except httpx.WriteError:
-            return  # the answer came, and the connection went, before all was sent
+        except (httpx.WriteError, httpx.ReadError):
+            return  # the answer came, and the connection went, before all was sent: the reset may take the answer along
         self._status(response, 413)
 
     async def slow(self, chance: random.Random) -> None:
@@ -141,7 +143,7 @@ async def abuse(served: Running, *, requests: int) -> Counter[str]:
     return abuser.seen
 
 
-@pytest.mark.parametrize("requests", [500, pytest.param(24_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("requests", [500, pytest.param(MANY, marks=pytest.mark.slow)])
 def test_abuse_leaks_nothing_and_hangs_nothing(requests: int) -> None:
     engine = ToyEngine(max_running=16, num_pages=2048, step_seconds=0.0005)
     with running(engine, http=HttpOptions(max_body_bytes=100_000)) as served:
