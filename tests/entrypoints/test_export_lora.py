@@ -23,14 +23,13 @@ from tpuctl.errors import CheckpointError, UsageError, WeightsError
 from tpuctl.mesh import create_mesh
 from tpuctl.modelspec.adapters import TARGETS
 from tpuctl.nn.decoder import TokenRows
-from tpuctl.nn.params import bind, split_adapters
+from tpuctl.nn.params import bind, param_shardings, split_adapters
 from tpuctl.nn.weights import load_params
 from tpuctl.plan.schema import TrainingPlan
 from tpuctl.plan.weights_schema import LoraPlan
 from tpuctl.train.checkpoint_arrays import CheckpointArrays
 from tpuctl.train.leaves import named_leaves
 from tpuctl.train.program import program_for
-from tpuctl.train.state import param_shardings
 
 LORA = LoraPlan(rank=4, alpha=8.0, targets=tuple(TARGETS), dropout=0.0, adapter=None)
 
@@ -74,7 +73,7 @@ def _name(path: Any) -> str:
 def test_merged_model_has_the_logits_of_the_adapters(trained: Path, tmp_path: Path) -> None:
     export(Request(run=str(trained / "run"), step=None, folder=str(tmp_path / "out"), dtype="float32"))
     plan = plan_from(tmp_path / "out", tmp_path)
-    places = param_shardings(plan, create_mesh(plan.mesh))
+    places = param_shardings(plan.model, create_mesh(plan.mesh), lora=plan.lora)
     merged = jax.device_get(
         load_params(SPEC, str(tmp_path / "out"), family="llama", shardings=places, dtype=jnp.float32).params
     )

@@ -27,10 +27,10 @@ ROOT = Path(__file__).parents[2]
 def main(options: dict[str, Any]) -> None:
     jax.distributed.initialize(options["address"], num_processes=options["processes"], process_id=options["process"])
     # Not before: the mesh and all that imports it may ask for devices.
-    from tests.fakes.shardings import param_shardings
     from tpuctl.mesh import create_mesh
     from tpuctl.model_folder import read_config
     from tpuctl.modelspec.huggingface import spec_from_config
+    from tpuctl.nn.params import param_shardings
     from tpuctl.nn.weights import load_params
     from tpuctl.plan.schema import MeshPlan
 

@@ -12,13 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.fakes.shardings import param_shardings
 from tpuctl.builtin_models.fetch import model_folder
 from tpuctl.mesh import create_mesh
 from tpuctl.model_folder import read_config
 from tpuctl.modelspec.huggingface import spec_from_config
 from tpuctl.nn.decoder import TokenRows
-from tpuctl.nn.params import bind
+from tpuctl.nn.params import bind, param_shardings
 from tpuctl.nn.weights import load_params
 from tpuctl.plan.schema import MeshPlan
 

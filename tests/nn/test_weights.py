@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from tests.fakes.model_folders import CONFIG, SPEC, llama_tensors, write_model
-from tests.fakes.shardings import param_shardings
 from tests.fakes.tensor_files import write_shards, write_tensors
 from tpuctl.errors import WeightsError
 from tpuctl.mesh import create_mesh
 from tpuctl.modelspec import ModelSpec
-from tpuctl.nn.params import init_params
+from tpuctl.nn.params import init_params, param_shardings
 from tpuctl.nn.weights import Loaded, load_params
 from tpuctl.plan.schema import MeshPlan
 

@@ -24,10 +24,10 @@ from tpuctl.engine.options import EngineOptions, buckets
 from tpuctl.engine.request import Request, SamplingParams
 from tpuctl.engine.runner import RunnerOptions
 from tpuctl.errors import DataError, JobFailedError
-from tpuctl.mesh import create_mesh, named_sharding
+from tpuctl.mesh import create_mesh
 from tpuctl.model_folder import CONFIG_FILE, GENERATION_FILE, tokenizer_files
 from tpuctl.nn.decoder import TokenRows
-from tpuctl.nn.params import ParamTree, bind, init_params, logical_axes
+from tpuctl.nn.params import ParamTree, bind, init_params, param_shardings
 from tpuctl.nn.weights import load_params
 from tpuctl.plan.schema import ServingPlan
 from tpuctl.plan.serve_schema import TextPlan
@@ -98,13 +98,7 @@ def _keep_programs(plan: ServingPlan) -> None:
 def _params(plan: ServingPlan, mesh: Mesh, *, tell: Tell) -> ParamTree:
     started = time.monotonic()
     spec, dtype = plan.model, jnp.dtype(plan.engine.dtype)
-    shapes = jax.eval_shape(lambda: init_params(spec, jax.random.key(0)))
-    shardings = jax.tree.map(
-        lambda axes, leaf: named_sharding(mesh, axes, shape=leaf.shape),
-        logical_axes(spec, tensor=plan.mesh.tensor),
-        shapes,
-        is_leaf=lambda node: isinstance(node, tuple),
-    )
+    shardings = param_shardings(spec, mesh)
     if plan.weights is None:
         params = _drawn(plan, shardings, dtype)
         detail = f"drawn from seed {plan.engine.seed}"

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import tokenizers
-from jax.sharding import NamedSharding
 
 from tpuctl.engine.engine import create_engine
 from tpuctl.engine.options import EngineOptions
@@ -20,11 +19,11 @@ from tpuctl.errors import WeightsError
 from tpuctl.infer.arrays import to_arrays
 from tpuctl.infer.engine_loop import EngineLoop
 from tpuctl.infer.tokenizing import load_tokenizer
-from tpuctl.mesh import create_mesh, named_sharding
+from tpuctl.mesh import create_mesh
 from tpuctl.model_folder import GENERATION_FILE, read_config, read_json
 from tpuctl.modelspec import ModelSpec
 from tpuctl.modelspec.huggingface import spec_from_config
-from tpuctl.nn.params import ParamTree, init_params, logical_axes
+from tpuctl.nn.params import param_shardings
 from tpuctl.nn.weights import load_params
 from tpuctl.plan.infer_schema import TaskPlan
 from tpuctl.plan.schema import MeshPlan
@@ -66,7 +65,7 @@ class Language:
         tokenizer = load_tokenizer(uri)
         dtype = jnp.dtype(plan.dtype)
         mesh = create_mesh(_mesh(spec), devices=jax.local_devices()[: _tensor(spec)])
-        shardings = _shardings(spec, mesh)
+        shardings = param_shardings(spec, mesh)
         family = str(config.get("model_type"))
         params = load_params(spec, uri, family=family, shardings=shardings, dtype=dtype).params
         page = _PAGE_TOKENS.get(jax.default_backend(), 128)
@@ -115,17 +114,6 @@ def _tensor(spec: ModelSpec) -> int:
 
 def _mesh(spec: ModelSpec) -> MeshPlan:
     return MeshPlan(slice=1, data=1, fsdp=1, tensor=_tensor(spec))
-
-
-def _shardings(spec: ModelSpec, mesh: Any) -> ParamTree:
-    shapes = jax.eval_shape(lambda: init_params(spec, jax.random.key(0)))
-
-    def place(axes: tuple[str, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-        return named_sharding(mesh, axes, shape=leaf.shape)
-
-    axes = logical_axes(spec, tensor=mesh.shape["tensor"])
-    tree: ParamTree = jax.tree.map(place, axes, shapes, is_leaf=lambda node: isinstance(node, tuple))
-    return tree
 
 
 def _end_ids(uri: str, config: dict[str, Any]) -> tuple[int, ...]:

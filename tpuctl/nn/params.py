@@ -12,8 +12,10 @@ from typing import Any
 import jax
 from flax import nnx
 from jax import Array
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Key
 
+from tpuctl.mesh import named_sharding
 from tpuctl.modelspec import ModelSpec
 from tpuctl.nn.decoder import Decoder
 from tpuctl.plan.weights_schema import LoraPlan
@@ -47,6 +49,22 @@ def logical_axes(spec: ModelSpec, *, tensor: int = 1, lora: LoraPlan | None = No
     shared = spec.num_kv_heads < tensor and tensor % spec.num_kv_heads == 0
     axes: ParamTree = _axes(template, rename={"kv_heads": "shared_kv_heads"} if shared else {})
     return axes
+
+
+def param_shardings(spec: ModelSpec, mesh: Mesh, *, lora: LoraPlan | None = None) -> ParamTree:
+    """The tree with each parameter's sharding on the mesh in its place.
+
+    Raises:
+        MeshError: a dimension does not divide over the mesh.
+    """
+    shapes = jax.eval_shape(lambda: init_params(spec, jax.random.key(0), lora=lora))
+
+    def place(axes: tuple[str, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        return named_sharding(mesh, axes, shape=leaf.shape)
+
+    axes = logical_axes(spec, tensor=mesh.shape["tensor"], lora=lora)
+    tree: ParamTree = jax.tree.map(place, axes, shapes, is_leaf=lambda node: isinstance(node, tuple))
+    return tree
 
 
 def split_adapters(params: ParamTree) -> tuple[ParamTree, ParamTree]:

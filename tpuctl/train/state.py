@@ -16,7 +16,7 @@ from jaxtyping import Int32, Key, UInt32
 
 from tpuctl.builtin_models.fetch import model_folder
 from tpuctl.mesh import batch_sharding, named_sharding, replicated
-from tpuctl.nn.params import ParamTree, init_params, joined, split_adapters
+from tpuctl.nn.params import ParamTree, init_params, joined, param_shardings, split_adapters
 from tpuctl.nn.peft import Adapted, read_adapter
 from tpuctl.nn.weights import load_params
 from tpuctl.plan.schema import TrainingPlan
@@ -85,7 +85,7 @@ def with_weights(plan: TrainingPlan, state: TrainState, mesh: Mesh) -> TrainStat
         plan.model,
         model_folder(plan.weights.uri),
         family=plan.weights.family,
-        shardings=split_adapters(param_shardings(plan, mesh))[1],
+        shardings=split_adapters(param_shardings(plan.model, mesh, lora=plan.lora))[1],
         dtype=Trainable.of(plan).stored_dtypes(),
     )
     return replace(state, params=joined(state.params, loaded.params))
@@ -98,7 +98,7 @@ def state_shardings(plan: TrainingPlan, mesh: Mesh) -> Any:
         MeshError: a dimension of the model or the batch does not divide over the mesh.
     """
     shapes = jax.eval_shape(lambda: _initial(plan))
-    params, trainable = param_shardings(plan, mesh), Trainable.of(plan)
+    params, trainable = param_shardings(plan.model, mesh, lora=plan.lora), Trainable.of(plan)
     opt_state = optax.tree_utils.tree_map_params(
         adamw(plan.optim, trainable.trained(trainable.axes())),
         lambda _, sharding: sharding,
@@ -109,18 +109,6 @@ def state_shardings(plan: TrainingPlan, mesh: Mesh) -> Any:
     named_sharding(mesh, ("batch",), shape=(plan.train.global_batch,))
     places: dict[str, Any] = {"step": replicated(mesh), "key": replicated(mesh), "cursor": batch_sharding(mesh)}
     return TrainState(**places, params=params, opt_state=opt_state)
-
-
-def param_shardings(plan: TrainingPlan, mesh: Mesh) -> ParamTree:
-    """The tree of the parameters' shardings; raises ``MeshError`` as ``state_shardings`` does."""
-    shapes = jax.eval_shape(lambda: init_params(plan.model, jax.random.key(0), lora=plan.lora))
-
-    def place(axes: tuple[str, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-        return named_sharding(mesh, axes, shape=leaf.shape)
-
-    axes = Trainable.of(plan).axes(tensor=mesh.shape["tensor"])
-    tree: ParamTree = jax.tree.map(place, axes, shapes, is_leaf=lambda n: isinstance(n, tuple))
-    return tree
 
 
 def abstract_state(plan: TrainingPlan, mesh: Mesh) -> TrainState:

@@ -18,12 +18,12 @@ from jax import Array
 from jax.sharding import Mesh
 
 from tpuctl.mesh import batch_sharding, host_rows, replicated
-from tpuctl.nn.params import ParamTree
+from tpuctl.nn.params import ParamTree, param_shardings
 from tpuctl.plan.schema import TrainingPlan
 from tpuctl.train.batch import HostBatch
 from tpuctl.train.gradient import GlobalBatch, LossProgram, gradients, loss_program, losses
 from tpuctl.train.optim import adamw, clip_factor, learning_rate_schedule
-from tpuctl.train.state import CURSOR_WORDS, TrainState, param_shardings, state_shardings
+from tpuctl.train.state import CURSOR_WORDS, TrainState, state_shardings
 
 type Metrics = dict[str, Array]
 """Scalars, the same on every host. Of a training step:
@@ -60,7 +60,7 @@ def make_eval_step(plan: TrainingPlan, mesh: Mesh, *, real_vocab: int | None = N
     program = loss_program(plan, mesh, real_vocab=real_vocab)
     return jax.jit(
         lambda params, batch: _eval_step(program, params, batch),
-        in_shardings=(param_shardings(plan, mesh), batch_sharding(mesh)),
+        in_shardings=(param_shardings(plan.model, mesh, lora=plan.lora), batch_sharding(mesh)),
         out_shardings=replicated(mesh),
     )
 
