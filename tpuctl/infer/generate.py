@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import Self
 
 import pyarrow as pa
 
 from tpuctl.engine.request import Request, SamplingParams
 from tpuctl.infer.columns import ROW_ID
-from tpuctl.infer.language import Language, good_rows
+from tpuctl.infer.language import LanguageTask, good_rows
 from tpuctl.infer.task import Worked
-from tpuctl.plan.infer_schema import TaskPlan
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GenerateTask:
+class GenerateTask(LanguageTask):
     """Prompts to answers. A row's seed follows from the plan's and from its id: done again, it is the same answer."""
-
-    language: Language
-    plan: TaskPlan
-
-    @classmethod
-    def of(cls, plan: TaskPlan, uri: str) -> Self:
-        """The task of a plan with the model in a folder."""
-        return cls(language=Language.of(plan, uri), plan=plan)
 
     def work(self, rows: pa.Table) -> Worked:
         """An answer for each prompt; one that is null, no UTF-8, empty or too long is a bad row."""

@@ -58,9 +58,9 @@ class Language:
         """
         config = read_config(uri)
         spec = spec_from_config(config)
-        positions = int(config.get("max_position_embeddings", _LONGEST))
+        positions = spec.max_positions or _LONGEST
         length = plan.max_length or min(positions, _LONGEST)
-        if length > positions:
+        if spec.max_positions and length > positions:
             raise WeightsError(f"task.max_length = {length} is more than the {positions} positions of {uri}")
         tokenizer = load_tokenizer(uri)
         dtype = jnp.dtype(plan.dtype)
@@ -98,6 +98,19 @@ class Language:
             else:
                 ids[row] = found[-limit:]
         return Prompts(ids=ids, bad=bad)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LanguageTask:
+    """What tasks on a language model hold: the model at work and what was decided of the task."""
+
+    language: Language
+    plan: TaskPlan
+
+    @classmethod
+    def of(cls, plan: TaskPlan, uri: str) -> Self:
+        """The task of a plan with the model in a folder; raises as ``Language.of`` does."""
+        return cls(language=Language.of(plan, uri), plan=plan)
 
 
 def good_rows(numbers: Sequence[int]) -> np.ndarray:

@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import pyarrow as pa
 
 from tpuctl.engine.request import Request, SamplingParams
 from tpuctl.errors import DataError
-from tpuctl.infer.language import Language, good_rows
+from tpuctl.infer.language import Language, LanguageTask, good_rows
 from tpuctl.infer.task import Worked
-from tpuctl.plan.infer_schema import TaskPlan
 
 # The engine says what a prompt's tokens were worth with the first token that it makes.
 _EXPLAINED = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, ignore_eos=True)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScoreTask:
+class ScoreTask(LanguageTask):
     """The log likelihood, in nats, of each text's tokens but the first, and the perplexity that it makes."""
-
-    language: Language
-    plan: TaskPlan
-
-    @classmethod
-    def of(cls, plan: TaskPlan, uri: str) -> Self:
-        """The task of a plan with the model in a folder."""
-        return cls(language=Language.of(plan, uri), plan=plan)
 
     def work(self, rows: pa.Table) -> Worked:
         """Likelihoods; a text that is null, no UTF-8, too long or of fewer than two tokens is a bad row."""
@@ -58,17 +46,8 @@ class ScoreTask:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClassifyTask:
+class ClassifyTask(LanguageTask):
     """The choice that is the likeliest to follow each text, by the sum of its tokens' log likelihoods in nats."""
-
-    language: Language
-    plan: TaskPlan
-
-    @classmethod
-    def of(cls, plan: TaskPlan, uri: str) -> Self:
-        """The task of a plan with the model in a folder."""
-        return cls(language=Language.of(plan, uri), plan=plan)
 
     def work(self, rows: pa.Table) -> Worked:
         """Choices; a text that is null, no UTF-8, empty or too long is a bad row."""
