@@ -56,7 +56,9 @@ def version(output: OutputOption = Output.text) -> None:
         console.out(__version__)
 
 
-for _verb in (train, infer, run_recipe, plan, check, init, schema, slices, logs, stop, export, chat):
+app.command("train")(train)
+app.command("infer")(infer)
+for _verb in (run_recipe, plan, check, init, schema, slices, logs, stop, export, chat):
     app.command()(_verb)
 app.add_typer(serve, name="serve")
 app.add_typer(bench, name="bench")

@@ -2,44 +2,11 @@
 
 from __future__ import annotations
 
-import typer
+from tpuctl.cli.start import launching_verb
 
-from tpuctl.cli.options import (
-    ClusterOption,
-    DetachOption,
-    DryRunOption,
-    Output,
-    OutputOption,
-    QuietOption,
-    RecipeArgument,
-    SetOption,
-    WaitOption,
+infer = launching_verb(
+    "infer",
+    kind="infer",
+    about="Infer: every row of a dataset through a task, each exactly once. The same recipe again does what is "
+    "missing.",
 )
-from tpuctl.cli.start import Asked, start
-
-
-def infer(
-    recipe: RecipeArgument,
-    *,
-    set_: SetOption = None,
-    cluster: ClusterOption = None,
-    wait: WaitOption = None,
-    detach: DetachOption = False,
-    dry_run: DryRunOption = False,
-    output: OutputOption = Output.text,
-    quiet: QuietOption = False,
-) -> None:
-    """Infer: every row of a dataset through a task, each exactly once. The same recipe again does what is missing."""
-    asked = Asked(
-        verb="infer",
-        kinds=("infer",),
-        recipe=recipe,
-        overrides=set_ or (),
-        cluster=cluster,
-        wait=wait,
-        detach=detach,
-        dry_run=dry_run,
-        output=output,
-        quiet=quiet,
-    )
-    raise typer.Exit(start(asked))

@@ -11,17 +11,12 @@ from tpuctl.cli import console
 from tpuctl.cli.logs import logs
 from tpuctl.cli.options import (
     ClusterOption,
-    DetachOption,
-    DryRunOption,
     JobArgument,
     Output,
     OutputOption,
     QuietOption,
-    RecipeArgument,
-    SetOption,
-    WaitOption,
 )
-from tpuctl.cli.start import Asked, start
+from tpuctl.cli.start import launching_verb
 from tpuctl.cli.stop import stop
 from tpuctl.cli.target import open_jobs
 from tpuctl.errors import StorageError, UsageError
@@ -49,32 +44,14 @@ class RecipeOrSubcommand(TyperGroup):
 serve = typer.Typer(cls=RecipeOrSubcommand, no_args_is_help=True, help=_HELP)
 
 
-@serve.command()
-def run(
-    recipe: RecipeArgument,
-    *,
-    set_: SetOption = None,
-    cluster: ClusterOption = None,
-    wait: WaitOption = None,
-    detach: DetachOption = False,
-    dry_run: DryRunOption = False,
-    output: OutputOption = Output.text,
-    quiet: QuietOption = False,
-) -> None:
-    """Serve a model until it is stopped: reserve the slice, load, compile, check, answer. Ctrl-C leaves it running."""
-    asked = Asked(
-        verb="serve",
-        kinds=("serve",),
-        recipe=recipe,
-        overrides=set_ or (),
-        cluster=cluster,
-        wait=wait,
-        detach=detach,
-        dry_run=dry_run,
-        output=output,
-        quiet=quiet,
+serve.command("run")(
+    launching_verb(
+        "serve",
+        kind="serve",
+        about="Serve a model until it is stopped: reserve the slice, load, compile, check, answer. Ctrl-C leaves it "
+        "running.",
     )
-    raise typer.Exit(start(asked))
+)
 
 
 @serve.command()

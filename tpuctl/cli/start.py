@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tpuctl.cli.options import Output
+import typer
+
+from tpuctl.cli.options import (
+    ClusterOption,
+    DetachOption,
+    DryRunOption,
+    Output,
+    OutputOption,
+    QuietOption,
+    RecipeArgument,
+    SetOption,
+    WaitOption,
+)
 from tpuctl.errors import ExitCode, UsageError
 from tpuctl.masking import MASK, looks_secret
 
@@ -35,6 +47,38 @@ class Asked:
     def wanted(self) -> JobKind:
         """The kind of recipe to propose where there is none."""
         return self.kinds[0] if self.kinds else "custom"
+
+
+def launching_verb(verb: str, *, kind: JobKind, about: str) -> Callable[..., None]:
+    """The command that launches recipes of one kind; ``about`` is what its help says."""
+
+    def command(
+        recipe: RecipeArgument,
+        *,
+        set_: SetOption = None,
+        cluster: ClusterOption = None,
+        wait: WaitOption = None,
+        detach: DetachOption = False,
+        dry_run: DryRunOption = False,
+        output: OutputOption = Output.text,
+        quiet: QuietOption = False,
+    ) -> None:
+        asked = Asked(
+            verb=verb,
+            kinds=(kind,),
+            recipe=recipe,
+            overrides=set_ or (),
+            cluster=cluster,
+            wait=wait,
+            detach=detach,
+            dry_run=dry_run,
+            output=output,
+            quiet=quiet,
+        )
+        raise typer.Exit(start(asked))
+
+    command.__doc__ = about
+    return command
 
 
 def start(asked: Asked) -> ExitCode:
