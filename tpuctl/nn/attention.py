@@ -8,7 +8,7 @@ own segment at or before it, itself included, in a local layer only those less t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import jax
@@ -25,8 +25,9 @@ CONTEXT_NAME = "attention_context"
 NO_WINDOW = 1 << 30
 """The window of a layer that sees every key: more than any sequence has."""
 
-BLOCK = 512
-"""Queries and keys per block of ``blockwise``; a sequence of one block is left to ``reference``."""
+BLOCK = 128
+"""Queries and keys per block of ``blockwise``: the scores of one row's block stay in a core's cache. A sequence of one
+block is left to ``reference``."""
 
 _MASKED = -1e30
 
@@ -91,9 +92,8 @@ class RowAttention:
             return splash_attend(q, k, v, rows=self, layer=layer), state
         window = None if self.window is None else layer.window
         sight = _Sight(segment_ids=self.segment_ids, window=window, softcap=layer.softcap)
-        # Within one block the reference is also the cheaper one: its backward pass need not recompute the scores.
         plain = self.kernel == "reference" or q.shape[1] <= BLOCK
-        implementation = _reference if plain else _blockwise_any_length
+        implementation = _reference if plain else _blockwise_rows
         heads_inside = implementation(_group(q, k.shape[2]), _head_major(k), _head_major(v), sight)
         return checkpoint_name(heads_inside.transpose(0, 3, 1, 2, 4).reshape(q.shape), CONTEXT_NAME), state
 
@@ -157,13 +157,23 @@ def _mix(weights: Array, v: Array) -> Float[Array, "b kv g q d"]:
     return jnp.einsum("bkgqs,bksd->bkgqd", weights, v, preferred_element_type=jnp.float32)
 
 
+def _blockwise_rows(q: Array, k: Array, v: Array, sight: _Sight) -> Float[Array, "b kv g s d"]:
+    """One row after the other: all rows' scores at once would go through memory rather than the cache."""
+
+    def one_row(row: tuple[Array, Array, Array, Array]) -> Array:
+        q, k, v, ids = (x[None] for x in row)
+        return _blockwise_any_length(q, k, v, replace(sight, segment_ids=ids))[0]
+
+    out: Array = lax.map(one_row, (q, k, v, sight.segment_ids))
+    return out
+
+
 def _blockwise_any_length(q: Array, k: Array, v: Array, sight: _Sight) -> Float[Array, "b kv g s d"]:
     length = q.shape[3]
     extra = -length % BLOCK
     q, k, v = (jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, extra), (0, 0)]) for x in (q, k, v))
     ids = jnp.pad(sight.segment_ids, ((0, 0), (0, extra)), constant_values=-1)
-    padded = _Sight(segment_ids=ids, window=sight.window, softcap=sight.softcap)
-    return _blockwise(q, k, v, padded)[..., :length, :]
+    return _blockwise(q, k, v, replace(sight, segment_ids=ids))[..., :length, :]
 
 
 @jax.custom_vjp
