@@ -59,6 +59,13 @@ class Probe:
         assert lines[-1] == "[DONE]"
         return [json.loads(line) for line in lines[:-1]]
 
+    def calls(self, **fields: Any) -> list[tuple[str, dict[str, Any]]]:
+        """The calls of a chat's answer: names and arguments."""
+        choice = self.answer(**fields)["choices"][0]
+        assert choice["finish_reason"] == "tool_calls"
+        functions = [call["function"] for call in choice["message"]["tool_calls"]]
+        return [(function["name"], json.loads(function["arguments"])) for function in functions]
+
     def prompt(self) -> str:
         """The prompt that the engine got last."""
         return bytes(token for token in self.engine.seen[-1].prompt if token < 256).decode()
@@ -190,27 +197,48 @@ def _top_logprobs(probe: Probe) -> None:
     assert all(len(item["top_logprobs"]) == 3 for item in found)
 
 
-def _text_format(probe: Probe) -> None:
+def _format(probe: Probe) -> None:
     assert probe.text(response_format={"type": "text"}) == probe.text()
+    assert probe.text(response_format={"type": "json_object"}) == "{}"
+    assert probe.text(response_format={"type": "regex", "regex": "a0"}) == "a0"
+    assert probe.text(response_format={"type": "grammar", "grammar": 'start: "yes"'}) == "yes"
 
 
-TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+NUMBER = {"n": {"type": "integer"}}
+
+
+def tool(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+TOOL, OTHER = tool("now"), tool("later", parameters={"type": "object", "required": ["n"], "properties": NUMBER})
 
 
 def _tools(probe: Probe) -> None:
     probe.answer(tools=[TOOL])
     assert '"name": "now"' in probe.prompt()
+    assert probe.engine.seen[-1].grammar is None
+    probe.answer(tools=[tool("now", strict=True)])
+    assert probe.engine.seen[-1].grammar is not None
 
 
 def _tool_choice(probe: Probe) -> None:
-    probe.answer(tools=[TOOL], tool_choice="none")
+    both = {"tools": [TOOL, OTHER], "max_tokens": 200}
+    probe.answer(**both, tool_choice="none")
     assert "now" not in probe.prompt()
-    probe.answer(tools=[TOOL], tool_choice="auto")
+    probe.answer(**both, tool_choice="auto")
     assert "now" in probe.prompt()
+    assert probe.calls(**both, tool_choice="required") == [("later", {"n": 0})]
+    named = {"type": "function", "function": {"name": "later"}}
+    assert probe.calls(**both, tool_choice=named) == [("later", {"n": 0})]
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
+    assert probe.calls(**both, tool_choice=allowed) == [("later", {"n": 0})]
 
 
 def _parallel(probe: Probe) -> None:
     assert probe.text(tools=[TOOL], parallel_tool_calls=True)
+    body = {"tools": [TOOL], "tool_choice": "required", "max_tokens": 200}
+    assert len(probe.calls(**body, parallel_tool_calls=False)) == 1
 
 
 def _completion_limit(probe: Probe) -> None:
@@ -302,9 +330,13 @@ LINES: Mapping[str, Mapping[str, Line]] = {
         "max_tokens": Line(proof=reaches("max_tokens", 7), refused=(0, -5, 10**9)),
         "logprobs": Line(proof=_chat_logprobs, refused=(1,)),
         "top_logprobs": Line(proof=_top_logprobs, refused=(99, 1)),
-        "response_format": Line(proof=_text_format, refused=({"type": "xml"}, {"type": "json_object"})),
+        "response_format": Line(
+            proof=_format, refused=({"type": "xml"}, {"type": "regex"}, {"type": "regex", "regex": "("})
+        ),
         "tools": Line(proof=_tools, refused=([{"type": "custom"}], 5)),
-        "tool_choice": Line(proof=_tool_choice, refused=("required", {"type": "function"}, "none", 5)),
+        "tool_choice": Line(
+            proof=_tool_choice, refused=("required", "any", {"type": "function"}, {"type": "custom"}, 5)
+        ),
         "parallel_tool_calls": Line(proof=_parallel, refused=(True, 1)),
         "reasoning_effort": Line(proof=_effort, refused=("huge", 1)),
         "service_tier": Line(proof=None, refused=("flex", "priority"), neutral=("auto", "default")),

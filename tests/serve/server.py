@@ -8,10 +8,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import httpx
 
 from tests.fakes.toy_engine import ToyEngine
+from tpuctl.serve.generation import MakeGrammar
+from tpuctl.serve.grammars import grammar_maker
 from tpuctl.serve.http import Front, HttpOptions
 from tpuctl.serve.served import Served
 from tpuctl.serve.server import Loaded, Server, ServerOptions
@@ -45,6 +48,11 @@ def toy_served(*, template: str | None = TEMPLATE, max_length: int = 256) -> Ser
         created=1,
         adapters=("toy:poet",),
     )
+
+
+@cache
+def toy_grammars() -> MakeGrammar:
+    return grammar_maker(None, tokenizer=ByteTokenizer())
 
 
 @dataclass
@@ -81,7 +89,7 @@ def running(
     front = Front(http or HttpOptions())
     server = Server(front, options or ServerOptions(port=0, drain_seconds=0))
     ready = threading.Event()
-    loaded = Loaded(engine=engine, served=served or toy_served())
+    loaded = Loaded(engine=engine, served=served or toy_served(), make_grammar=toy_grammars())
     thread = threading.Thread(target=lambda: asyncio.run(server.run(lambda: loaded, on_ready=ready.set)))
     thread.start()
     try:

@@ -12,7 +12,7 @@ from openai.types.chat import completion_create_params as chat_params
 from openai.types.chat.chat_completion_stream_options_param import ChatCompletionStreamOptionsParam
 
 from tests.serve.conformance import BODIES, CHAT, COMPLETIONS, DOCUMENT, LINES, Probe, written
-from tests.serve.server import Running, running
+from tests.serve.server import Running, running, toy_served
 from tpuctl.serve.protocol.sampling import StreamOptions
 
 DOCUMENTED = {
@@ -24,7 +24,7 @@ ALL = [(path, field) for path, lines in LINES.items() for field in lines]
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Running]:
-    with running() as found:
+    with running(served=toy_served(max_length=1024)) as found:
         yield found
 
 

@@ -187,19 +187,19 @@ def _said(engine: Engine, prompt: tuple[int, ...], *, steps: int) -> list[int]:
     return said
 
 
-def _text(plan: ServingPlan) -> tuple[Tokenizer, Chat | None, MakeGrammar | None]:
+def _text(plan: ServingPlan) -> tuple[Tokenizer, Chat | None, MakeGrammar]:
     with _local_folder(plan.text) as name:
         tokenizer = load_tokenizer(name, directory=Path(plan.run.directory), vocab_size=plan.model.vocab_size)
         source = _template_source(plan.text)
         if name == "bytes":
             chat = None if source is None else load_chat(tokenizer, folder=None, source=source)
-            return tokenizer, chat, None
+            return tokenizer, chat, grammar_maker(None, tokenizer=tokenizer)
         folder = Path(name) if Path(name).is_dir() else Path(name).parent
         chat = None
         if source is not None or find_templates(folder):
             chat = load_chat(tokenizer, folder=folder, source=source)
         file = folder / TOKENIZER_FILE
-        make_grammar = grammar_maker(file.read_text("utf-8"), tokenizer=tokenizer) if file.is_file() else None
+        make_grammar = grammar_maker(file.read_text("utf-8") if file.is_file() else None, tokenizer=tokenizer)
     return tokenizer, chat, make_grammar
 
 

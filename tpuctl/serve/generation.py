@@ -11,9 +11,9 @@ from typing import Any
 from tpuctl.engine.request import Grammar, Output
 from tpuctl.serve.asking import Ask
 from tpuctl.serve.bridge import Bridge, Group
+from tpuctl.serve.forms import Form
 from tpuctl.serve.metrics import Metrics, Timing
 from tpuctl.serve.protocol.errors import timed_out, unavailable
-from tpuctl.serve.protocol.formats import ResponseFormat
 from tpuctl.serve.sample import Delta, Sample
 from tpuctl.serve.served import Served
 
@@ -36,7 +36,7 @@ class Usage:
         }
 
 
-MakeGrammar = Callable[[ResponseFormat], Grammar]
+MakeGrammar = Callable[[Form], Grammar]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
