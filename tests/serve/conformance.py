@@ -5,7 +5,9 @@ The tests run all of it; ``python -m tests.serve.conformance`` writes the table 
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +16,17 @@ from typing import Any
 import httpx
 
 from tests.fakes.toy_engine import ToyEngine
-from tpuctl.serve.protocol import Body, ChatBody, CompletionBody
+from tpuctl.serve.protocol import Body, ChatBody, CompletionBody, EmbeddingBody
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "serving.md"
 BEGIN, END = "<!-- fields: begin -->", "<!-- fields: end -->"
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-BODIES: Mapping[str, type[Body]] = {COMPLETIONS: CompletionBody, CHAT: ChatBody}
+COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
+BODIES: Mapping[str, type[Body]] = {COMPLETIONS: CompletionBody, CHAT: ChatBody, EMBEDDINGS: EmbeddingBody}
 MINIMAL: Mapping[str, dict[str, Any]] = {
     COMPLETIONS: {"model": "toy", "prompt": "hello", "max_tokens": 4, "temperature": 0},
     CHAT: {"model": "toy", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0},
+    EMBEDDINGS: {"model": "toy", "input": "hello"},
 }
 
 
@@ -47,7 +50,10 @@ class Probe:
         found: dict[str, Any] = response.json()
         return found
 
-    def text(self, **fields: Any) -> str:
+    def text(self, **fields: Any) -> Any:
+        """The text of an answer; its vectors where it makes none."""
+        if self.path == EMBEDDINGS:
+            return [item["embedding"] for item in self.answer(**fields)["data"]]
         choice = self.answer(**fields)["choices"][0]
         text: str = choice["text"] if self.path == COMPLETIONS else choice["message"]["content"]
         return text
@@ -273,6 +279,26 @@ def _documents(probe: Probe) -> None:
     assert "a fact" in probe.prompt()
 
 
+def _any_model(probe: Probe) -> None:
+    assert probe.answer(model="toy:poet")["model"] == "toy:poet"
+    assert probe.post(model="another").status_code == 404
+
+
+def _input(probe: Probe) -> None:
+    assert probe.text(input="hi") == probe.text(input=["hi"]) == probe.text(input=list(b"hi"))
+    assert probe.text(input=["hi", "a"]) == probe.text(input=[list(b"hi"), list(b"a")])
+
+
+def _encoding(probe: Probe) -> None:
+    numbers = probe.text(encoding_format="float")[0]
+    data = base64.b64decode(probe.text(encoding_format="base64")[0])
+    assert list(struct.unpack(f"<{len(numbers)}f", data)) == numbers
+
+
+def _dimensions(probe: Probe) -> None:
+    assert probe.text(dimensions=4) == probe.text()
+
+
 _SAMPLING: Mapping[str, Line] = {
     "model": Line(proof=_model, refused=(None, 1)),
     "temperature": Line(proof=reaches("temperature", 0.7), refused=(-1, 3, "a")),
@@ -358,6 +384,15 @@ LINES: Mapping[str, Mapping[str, Line]] = {
         "continue_final_message": Line(proof=_continued, refused=(1,)),
         "chat_template_kwargs": Line(proof=_template_variables, refused=(5, {"no_such_variable": 1})),
         "documents": Line(proof=_documents, refused=(5,)),
+    },
+    EMBEDDINGS: {
+        "model": Line(proof=_any_model, refused=(None, 1)),
+        "input": Line(
+            proof=_input, refused=([], "", [""], None, [1, "a"], [[]], [999], [-1], "x" * 2000, ["a"] * 2049)
+        ),
+        "encoding_format": Line(proof=_encoding, refused=("hex", 1)),
+        "dimensions": Line(proof=_dimensions, refused=(0, 2, 8, 1.5)),
+        "user": Line(proof=_user, refused=(5,)),
     },
 }
 

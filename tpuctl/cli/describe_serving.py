@@ -5,7 +5,8 @@ from __future__ import annotations
 from tpuctl.cli.console import counted
 from tpuctl.modelspec import num_parameters
 from tpuctl.plan.budget import gib
-from tpuctl.plan.schema import ServingPlan
+from tpuctl.plan.schema import EmbeddingPlan, ServingPlan
+from tpuctl.plan.serve_schema import EndpointPlan
 
 
 def describe_serving(plan: ServingPlan) -> list[tuple[str, str]]:
@@ -24,13 +25,25 @@ def describe_serving(plan: ServingPlan) -> list[tuple[str, str]]:
         ("text", f"tokenizer {plan.text.tokenizer}; chat template {plan.text.chat_template or 'the tokenizer’s'}"),
         ("engine", f"{counted(engine.max_sequences, 'sequence')} of at most {engine.max_length:,} tokens; {pages}"),
         ("seed", str(engine.seed)),
-        ("endpoint", _endpoint(plan)),
+        ("endpoint", _endpoint(plan.endpoint)),
     ]
 
 
-def _endpoint(plan: ServingPlan) -> str:
-    endpoint = plan.endpoint
+def describe_embedding(plan: EmbeddingPlan) -> list[tuple[str, str]]:
+    """The parts of an encoder's endpoint."""
+    encoder = plan.encoder
+    pooled = f"{encoder.pooling} of the last states" + (", of length 1" if encoder.normalise else "")
+    batches = f"batches of {counted(encoder.batch_rows, 'text')} of at most {encoder.max_length:,} tokens, float32"
+    return [
+        ("model", f"{encoder.uri}: {encoder.parameters:,} parameters, an encoder"),
+        ("vectors", f"{pooled}; {batches}"),
+        ("endpoint", _endpoint(plan.endpoint)),
+    ]
+
+
+def _endpoint(endpoint: EndpointPlan) -> str:
     port = endpoint.port or "any free port"
     keys = "open to all who reach it" if endpoint.is_open else "with API keys"
     limits = f"{endpoint.max_waiting:,} may wait, at most {endpoint.timeout_seconds:g} s an answer"
-    return f"{endpoint.name} at {endpoint.host}, port {port}, {keys}; {limits}"
+    scheme = "HTTP" if endpoint.tls_cert is None else "HTTPS"
+    return f"{endpoint.name} at {endpoint.host}, port {port} ({scheme}), {keys}; {limits}"

@@ -15,7 +15,7 @@ from tpuctl.modelspec import ModelSpec
 from tpuctl.plan.chat_schema import ChatPlan
 from tpuctl.plan.decode import PlanFormatError, decode
 from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, SourcePlan, TaskPlan
-from tpuctl.plan.serve_schema import EndpointPlan, EnginePlan, TextPlan
+from tpuctl.plan.serve_schema import EncoderPlan, EndpointPlan, EnginePlan, TextPlan
 from tpuctl.plan.weights_schema import LoraPlan, WeightsPlan
 
 PLAN_SCHEMA = "tpuctl.plan/1"
@@ -257,6 +257,14 @@ class ServingPlan(Plan):
     endpoint: EndpointPlan
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingPlan(Plan):
+    """An endpoint of an encoder: texts to vectors behind OpenAI's API."""
+
+    encoder: EncoderPlan
+    endpoint: EndpointPlan
+
+
 PLANS: dict[JobKind, type[Plan]] = {
     "train": TrainingPlan,
     "custom": CustomPlan,
@@ -281,7 +289,8 @@ def plan_from_json(document: dict[str, Any]) -> Plan:
     fields = {key: value for key, value in document.items() if key != "schema"}
     if fields.get("kind") not in PLANS:
         raise PlanFormatError(f"plan.kind: expected one of {tuple(PLANS)}, got {fields.get('kind')!r}")
-    plan: Plan = decode(PLANS[fields["kind"]], fields, "plan")
+    kind = EmbeddingPlan if "encoder" in fields else PLANS[fields["kind"]]
+    plan: Plan = decode(kind, fields, "plan")
     return plan
 
 

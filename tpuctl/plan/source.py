@@ -17,6 +17,7 @@ from tpuctl.model_folder import read_config, tokenizer_files
 from tpuctl.modelspec import PRESETS, ModelSpec
 from tpuctl.modelspec.config import ModelConfigError
 from tpuctl.modelspec.huggingface import spec_from_config
+from tpuctl.plan.encoder_source import EncoderSource, is_encoder
 from tpuctl.plan.here import Here
 from tpuctl.plan.places import storage_place
 from tpuctl.plan.weights_header import check_header
@@ -37,8 +38,10 @@ class ModelSource:
     has_tokenizer: bool
 
 
-def read_source(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str] | str) -> ModelSource | None:
-    """The model folder a recipe names, None where it names none.
+def read_source(
+    recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str] | str
+) -> ModelSource | EncoderSource | None:
+    """The model folder a recipe names, None where it names none. Only what serves may name an encoder.
 
     Raises:
         RecipeError: no such folder, or no model this version knows.
@@ -46,12 +49,17 @@ def read_source(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[
     if not isinstance(recipe, TrainingRecipe | ServingRecipe) or recipe.model.source is None:
         return None
     findings = Findings(origin=recipe.origin)
+    serves = isinstance(recipe, ServingRecipe)
     if recipe.model.source.startswith("builtin:"):
+        if serves and recipe.model.source in BUILTIN_MODELS and is_encoder(recipe.model.source):
+            return EncoderSource.of_builtin(recipe.model.source)
         return _builtin(recipe.model.source, findings)
     here = Here.of(cwd, environ)
     uri = storage_place("model.source", recipe.model.source, here=here, findings=findings)
     findings.settle()
     try:
+        if serves and is_encoder(uri):
+            return EncoderSource.of_folder(uri)
         source = open_source(uri)
         if "://" not in uri:
             check_header(uri, source.spec)

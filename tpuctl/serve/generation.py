@@ -50,6 +50,21 @@ class Serving:
     timeout_seconds: float
     make_grammar: MakeGrammar | None = None
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine can be expected to go on."""
+        return self.bridge.is_alive
+
+    @property
+    def draining(self) -> bool:
+        """Whether nothing is let in any more."""
+        return self.bridge.draining
+        return self.bridge.draining
+
+    def drain(self) -> None:
+        """Let nothing in any more."""
+        self.bridge.draining = True
+
     def figures(self) -> dict[str, Any]:
         """How it goes: what runs and waits, what was made, how full the pages are, how long first tokens took."""
         stats = self.bridge.stats()
