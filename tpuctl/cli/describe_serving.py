@@ -14,19 +14,25 @@ def describe_serving(plan: ServingPlan) -> list[tuple[str, str]]:
     engine, model = plan.engine, plan.model
     heads = f"{model.num_heads}/{model.num_kv_heads} heads × {model.head_dim}"
     size = f"{num_parameters(model):,} parameters"
-    weights = (
-        f"drawn from seed {engine.seed}" if plan.weights is None else f"{plan.weights.uri} ({plan.weights.family})"
-    )
     page = f"{counted(engine.page_size, 'token')}, {gib(engine.num_pages * engine.page_bytes)}"
     pages = f"{counted(engine.num_pages, 'page')} of {page}"
     return [
         ("model", f"{model.name}: {size}; hidden {model.hidden_size}, {model.num_layers} layers, {heads}"),
-        ("weights", f"{weights}, {engine.dtype}, over {counted(plan.mesh.tensor, 'device')}"),
+        ("weights", f"{_weights(plan)}, {engine.dtype}, over {counted(plan.mesh.tensor, 'device')}"),
         ("text", f"tokenizer {plan.text.tokenizer}; chat template {plan.text.chat_template or 'the tokenizer’s'}"),
         ("engine", f"{counted(engine.max_sequences, 'sequence')} of at most {engine.max_length:,} tokens; {pages}"),
         ("seed", str(engine.seed)),
         ("endpoint", _endpoint(plan.endpoint)),
     ]
+
+
+def _weights(plan: ServingPlan) -> str:
+    if plan.checkpoint is not None:
+        step = "the newest checkpoint" if plan.checkpoint.step is None else f"step {plan.checkpoint.step}"
+        return f"{step} of {plan.checkpoint.run}"
+    return (
+        f"drawn from seed {plan.engine.seed}" if plan.weights is None else f"{plan.weights.uri} ({plan.weights.family})"
+    )
 
 
 def describe_embedding(plan: EmbeddingPlan) -> list[tuple[str, str]]:

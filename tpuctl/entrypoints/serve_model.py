@@ -21,6 +21,7 @@ from tpuctl.engine.engine import Engine, create_engine
 from tpuctl.engine.options import EngineOptions, buckets
 from tpuctl.engine.request import Request, SamplingParams
 from tpuctl.engine.runner import RunnerOptions
+from tpuctl.entrypoints.serve_checkpoint import exported_checkpoint
 from tpuctl.errors import DataError, JobFailedError
 from tpuctl.mesh import create_mesh
 from tpuctl.nn.decoder import TokenRows
@@ -57,7 +58,11 @@ def load_model(plan: ServingPlan, *, simulated: bool, tell: Tell) -> Loaded:
         JobFailedError: The engine does not say what the model says.
     """
     verify_devices(plan, simulated=simulated)
-    plan = with_local_folders(plan, tell=tell)
+    with exported_checkpoint(plan, tell=tell) as found:
+        return _loaded(with_local_folders(found, tell=tell), tell=tell)
+
+
+def _loaded(plan: ServingPlan, *, tell: Tell) -> Loaded:
     _keep_programs(plan)
     mesh = create_mesh(plan.mesh)
     tokenizer, chat, make_grammar = _text(plan)

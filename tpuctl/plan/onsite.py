@@ -26,12 +26,17 @@ def look_here(plan: Plan, recipe: Recipe, *, home: str | None) -> Plan:
         if plan.model is not None:
             _check_tokenizer("model.source", plan.model.uri, recipe.origin)
         return plan
-    if isinstance(plan, ServingPlan):
+    if isinstance(plan, ServingPlan) and not _is_of_run(plan):
         own = plan.weights is not None and plan.weights.uri == plan.text.tokenizer
         _check_tokenizer("model.source" if own else "model.tokenizer", plan.text.tokenizer, recipe.origin)
     if isinstance(plan, ServingPlan | EmbeddingPlan):
         return replace(plan, notes=(*plan.notes, *_absent(plan)))
     return plan
+
+
+def _is_of_run(plan: ServingPlan) -> bool:
+    """Whether the tokenizer is that of the run whose checkpoint is served."""
+    return plan.checkpoint is not None and plan.checkpoint.run == plan.text.tokenizer
 
 
 def _check_tokenizer(key: str, place: str, origin: Origin) -> None:

@@ -15,7 +15,7 @@ from tpuctl.modelspec import ModelSpec
 from tpuctl.plan.chat_schema import ChatPlan
 from tpuctl.plan.decode import PlanFormatError, decode
 from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, SourcePlan, TaskPlan
-from tpuctl.plan.serve_schema import EncoderPlan, EndpointPlan, EnginePlan, TextPlan
+from tpuctl.plan.serve_schema import EncoderPlan, EndpointPlan, EnginePlan, ServedCheckpointPlan, TextPlan
 from tpuctl.plan.weights_schema import LoraPlan, WeightsPlan
 
 PLAN_SCHEMA = "tpuctl.plan/1"
@@ -247,11 +247,13 @@ class InferencePlan(Plan):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingPlan(Plan):
-    """An endpoint: a model behind OpenAI's API. Without ``weights`` they are drawn from ``engine.seed``."""
+    """An endpoint: a model behind OpenAI's API. Without ``weights`` and ``checkpoint`` they are drawn from
+    ``engine.seed``."""
 
     mesh: MeshPlan
     model: ModelSpec
     weights: WeightsPlan | None
+    checkpoint: ServedCheckpointPlan | None
     text: TextPlan
     engine: EnginePlan
     endpoint: EndpointPlan

@@ -47,6 +47,7 @@ def resolve_serving(
     mesh = _mesh(recipe, slices, findings) if slices else None
     endpoint = plan_endpoint(recipe, job, name=model.name if model else "", here=here, findings=findings)
     engine = _Memory(recipe, slices, model, findings).plan() if slices and model else None
+    checkpoint = None if source is None else source.checkpoint
     findings.settle()
     assert slices is not None  # these four are None only together with a problem
     assert model is not None
@@ -62,7 +63,8 @@ def resolve_serving(
         notes=tuple(findings.notes),
         mesh=mesh,
         model=model,
-        weights=None if source is None else WeightsPlan(uri=source.uri, family=source.family),
+        weights=None if source is None or checkpoint else WeightsPlan(uri=source.uri, family=source.family),
+        checkpoint=checkpoint,
         text=text,
         engine=engine,
         endpoint=endpoint,
@@ -79,12 +81,14 @@ def _slices(recipe: ServingRecipe, findings: Findings) -> SlicePlan | None:
 
 def _model(recipe: ServingRecipe, source: ModelSource | None, findings: Findings) -> ModelSpec | None:
     preset = recipe.model.preset
+    if recipe.model.checkpoint is not None and recipe.model.source is not None:
+        findings.refuse("model.source", "the model is that of model.checkpoint", "leave one of the two out")
     if source is not None:
         if preset is not None:
-            findings.refuse("model.preset", "the model is that of model.source", "leave one of the two out")
+            findings.refuse("model.preset", f"the model is that of {source.uri}", "leave one of the two out")
         return source.spec
     if preset is None:
-        hint = f"set source, a model folder, or preset ({', '.join(PRESETS)}) for random weights"
+        hint = f"set source, a model folder, checkpoint, a run, or preset ({', '.join(PRESETS)}) for random weights"
         findings.refuse("model.source", "missing: there is no model to serve", hint)
         return None
     if preset not in PRESETS:

@@ -12,10 +12,19 @@ ServeDtype = Literal["bfloat16", "float32"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextPlan:
-    """The tokenizer's name or place. ``chat_template`` is a file in place of the tokenizer's own template."""
+    """The tokenizer's name or place, a run directory for the run's own. ``chat_template`` is a file in place of the
+    tokenizer's own template."""
 
     tokenizer: str
     chat_template: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedCheckpointPlan:
+    """A checkpoint of a training run; ``step`` None is the newest that is complete when the endpoint starts."""
+
+    run: str
+    step: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,6 +20,8 @@ from tpuctl.modelspec.huggingface import spec_from_config
 from tpuctl.plan.encoder_source import EncoderSource, is_encoder
 from tpuctl.plan.here import Here
 from tpuctl.plan.places import storage_place
+from tpuctl.plan.run_source import read_training_plan, run_and_step
+from tpuctl.plan.serve_schema import ServedCheckpointPlan
 from tpuctl.plan.weights_header import check_header
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import InferenceRecipe, Recipe, ServingRecipe, TrainingRecipe
@@ -30,12 +32,16 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSource:
-    """A model folder: where it is and what its ``config.json`` describes; or a built-in model by its name."""
+    """A model folder: where it is and what its ``config.json`` describes; or a built-in model by its name.
+
+    With ``checkpoint`` it is a run directory, and no folder yet: ``family`` is empty.
+    """
 
     uri: str
     spec: ModelSpec
     family: str
     has_tokenizer: bool
+    checkpoint: ServedCheckpointPlan | None = None
 
 
 def read_source(
@@ -46,6 +52,8 @@ def read_source(
     Raises:
         RecipeError: no such folder, or no model this version knows.
     """
+    if isinstance(recipe, ServingRecipe) and recipe.model.checkpoint is not None:
+        return _run(recipe, here=Here.of(cwd, environ))
     if not isinstance(recipe, TrainingRecipe | ServingRecipe) or recipe.model.source is None:
         return None
     findings = Findings(origin=recipe.origin)
@@ -66,6 +74,19 @@ def read_source(
     except ModelErrors as error:
         raise refusal(recipe, error) from error
     return source
+
+
+def _run(recipe: ServingRecipe, *, here: Here) -> ModelSource:
+    findings = Findings(origin=recipe.origin)
+    name, step = run_and_step(recipe.model.checkpoint or "")
+    uri = storage_place("model.checkpoint", name, here=here, findings=findings)
+    findings.settle()
+    try:
+        plan = read_training_plan(uri)
+    except ModelErrors as error:
+        raise RecipeError(error.message, hint=error.hint, where=recipe.origin.where("model.checkpoint")) from error
+    checkpoint = ServedCheckpointPlan(run=uri, step=step)
+    return ModelSource(uri=uri, spec=plan.model, family="", has_tokenizer=True, checkpoint=checkpoint)
 
 
 def refusal(recipe: TrainingRecipe | ServingRecipe | InferenceRecipe, error: TpuctlError) -> RecipeError:

@@ -34,7 +34,14 @@ class ServedModelTable:
         "builtin:minilm-l6-v2, a small encoder for embeddings, which the host fetches from the Python package index.",
         example="gs://bucket/models/smollm2",
         absent="the preset with weights drawn at random, to try things out",
-        also=("checkpoint", "model_path", "model_name_or_path", "pretrained", "weights", "path"),
+        also=("model_path", "model_name_or_path", "pretrained", "weights", "path"),
+    )
+    checkpoint: str | None = setting(
+        None,
+        doc="A training run of yours in place of a folder: its run directory, local or gs://, and @STEP for another "
+        "checkpoint than the newest. Adapters are merged into the weights they were trained beside.",
+        example="runs/mine@2000",
+        also=("run", "run_dir"),
     )
     preset: str | None = setting(
         None, doc="A named architecture in place of a folder.", example="tiny-5m", also=("name", "model")
