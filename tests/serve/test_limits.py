@@ -66,7 +66,7 @@ def test_slow_rate_lets_one_request_in_at_once_and_says_how_long_to_wait() -> No
 
 def test_stream_holds_its_keys_place_until_it_ends_or_is_left() -> None:
     options = HttpOptions(keys=Keys([ONE, OTHER]), key_limits=KeyLimits(concurrent=1))
-    with running(ToyEngine(step_seconds=0.002), http=options) as served:
+    with running(ToyEngine(step_seconds=0.02), http=options) as served:
         body = {**BODY, "stream": True, "max_tokens": 200}
         with served.client.stream("POST", "/v1/completions", json=body, headers=bearer(ONE)) as stream:
             next(stream.iter_lines())

@@ -48,8 +48,8 @@ class EncoderSource:
         """
         spec = EncoderSpec.of_config(read_config(uri))
         own = (read_json(uri, "sentence_bert_config.json") or {}).get("max_seq_length")
-        told = isinstance(own, int) and 0 < own <= spec.max_length
-        return cls(uri=uri, spec=spec, own_length=own if told else spec.max_length, pooling=_pooling(uri))
+        length = own if isinstance(own, int) and 0 < own <= spec.max_length else spec.max_length
+        return cls(uri=uri, spec=spec, own_length=length, pooling=_pooling(uri))
 
 
 def is_encoder(uri: str) -> bool:

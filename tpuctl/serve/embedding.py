@@ -171,7 +171,7 @@ def check_embedding(body: EmbeddingBody, embedding: Embedding) -> None:
 
 def embedding_document(body: EmbeddingBody, texts: Sequence[Ids], vectors: Vectors) -> dict[str, Any]:
     """The answer."""
-    encode = _base64 if body.encoding_format == "base64" else np.ndarray.tolist
+    encode = _base64 if body.encoding_format == "base64" else _numbers
     tokens = sum(map(len, texts))
     return {
         "object": "list",
@@ -181,6 +181,10 @@ def embedding_document(body: EmbeddingBody, texts: Sequence[Ids], vectors: Vecto
         "model": body.model,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
+
+
+def _numbers(vector: Float32[np.ndarray, " size"]) -> list[float]:
+    return [float(value) for value in vector]
 
 
 def _base64(vector: Float32[np.ndarray, " size"]) -> str:
