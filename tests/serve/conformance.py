@@ -361,7 +361,7 @@ LINES: Mapping[str, Mapping[str, Line]] = {
         ),
         "tools": Line(proof=_tools, refused=([{"type": "custom"}], 5)),
         "tool_choice": Line(
-            proof=_tool_choice, refused=("required", "any", {"type": "function"}, {"type": "custom"}, 5)
+            proof=_tool_choice, refused=("required", "any", {"type": "function"}, {"type": "custom"}, {"type": []}, 5)
         ),
         "parallel_tool_calls": Line(proof=_parallel, refused=(True, 1)),
         "reasoning_effort": Line(proof=_effort, refused=("huge", 1)),
