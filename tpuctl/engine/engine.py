@@ -288,8 +288,7 @@ def create_engine(
         MeshError: The model does not divide over the mesh.
     """
     run = run or RunnerOptions()
-    least = max(options.min_step_tokens, least_tokens(mesh, dtype=run.dtype))
-    options = replace(options, min_step_tokens=least)
+    options = replace(options, min_step_tokens=max(options.min_step_tokens, least_tokens(mesh, dtype=run.dtype)))
     runner = Runner(spec, params, mesh=mesh, engine=options, options=run)
     return Engine(runner, sizes=runner.program.sizes, options=options)
 

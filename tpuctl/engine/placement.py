@@ -40,8 +40,9 @@ def place(spec: ModelSpec, params: ParamTree, *, mesh: Mesh, dtype: Any) -> Para
         return array
 
     axes = logical_axes(spec, tensor=mesh.shape["tensor"])
-    is_axes = lambda node: isinstance(node, tuple)  # noqa: E731
-    tree: ParamTree = jax.tree.map(lambda names, leaf: placed(leaf, names), axes, params, is_leaf=is_axes)
+    tree: ParamTree = jax.tree.map(
+        lambda names, leaf: placed(leaf, names), axes, params, is_leaf=lambda node: isinstance(node, tuple)
+    )
     return tree
 
 
@@ -66,9 +67,11 @@ def in_groups(spec: ModelSpec, params: ParamTree) -> ParamTree:
 
 def stacked(group: ParamTree) -> ParamTree:
     """Weights of a group's layers, as a decoder of ``LayerGroup.spec`` has them."""
-    tree: ParamTree = jax.tree.map(
-        lambda layers: jax.tree.map(_stack, *layers), group, is_leaf=lambda x: isinstance(x, list)
-    )
+
+    def stack(layers: list[Any]) -> Any:
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
+
+    tree: ParamTree = jax.tree.map(stack, group, is_leaf=lambda node: isinstance(node, list))
     return tree
 
 
@@ -94,10 +97,6 @@ def _layers_of(spec: ModelSpec, layers: ParamTree, group: LayerGroup) -> ParamTr
     cut_layers: ParamTree = jax.tree_util.tree_map_with_path(cut, layers)
     missing = [name for name, owners in stacks.items() if not set(owners) & set(within)]
     return {name: node for name, node in cut_layers.items() if name not in missing}
-
-
-def _stack(*layers: Array) -> Array:
-    return jnp.stack(layers)
 
 
 def _transposed(weight: Array) -> Transposed:
