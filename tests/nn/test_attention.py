@@ -115,8 +115,8 @@ def test_attend_of_padding_is_finite_also_in_bfloat16():
     [
         (None, False, False, None),
         (200, True, False, 2.0),
-        (200, False, False, 2.0),
-        (50, True, False, None),
+        pytest.param(200, False, False, 2.0, marks=pytest.mark.slow),
+        pytest.param(50, True, False, None, marks=pytest.mark.slow),
         (200, True, True, None),
     ],
 )

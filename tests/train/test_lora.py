@@ -127,8 +127,8 @@ def test_gradients_of_adapters_are_those_of_the_changed_weights(folder: Path, on
 @pytest.mark.parametrize(
     ("mesh", "train"),
     [
-        ({"fsdp": 2, "tensor": 2}, {}),
-        ({"data": 2, "fsdp": 2, "tensor": 2}, {"remat": "dots"}),
+        pytest.param({"fsdp": 2, "tensor": 2}, {}, marks=pytest.mark.slow),
+        pytest.param({"data": 2, "fsdp": 2, "tensor": 2}, {"remat": "dots"}, marks=pytest.mark.slow),
         ({"slice": 2, "tensor": 4}, {"remat": "none"}),  # two key heads for four devices
         ({"fsdp": 2}, {"microbatches": 2, "remat": "attention"}),
     ],
@@ -142,6 +142,7 @@ def test_step_on_a_mesh_equals_one_device(mesh: Any, train: Any, folder: Path, o
     assert_close(state.opt_state[0].mu, expected.opt_state[0].mu)
 
 
+@pytest.mark.slow
 def test_dropout_of_adapters_is_the_same_on_a_mesh_and_is_there(folder: Path, one_device: Any) -> None:
     dropping = replace(LORA, dropout=0.3)
     expected, want = stepped(lora_plan(folder, lora=dropping))

@@ -184,6 +184,7 @@ def test_kill_of_one_host_then_resume_equals_the_unbroken_run(
     assert_same_arrays(directory, tmp_path / "run", step=12)
 
 
+@pytest.mark.slow
 def test_kill_during_an_async_save_resumes_from_the_one_before_and_saves_again(
     unbroken: tuple[Path, list[Process]], fleet: Fleet, tmp_path: Path
 ) -> None:
@@ -204,6 +205,7 @@ def test_kill_during_an_async_save_resumes_from_the_one_before_and_saves_again(
     assert not list((tmp_path / "run/checkpoints").glob("*tmp*"))
 
 
+@pytest.mark.slow
 def test_two_hosts_resumed_as_one_go_on_in_the_same_stream(
     unbroken: tuple[Path, list[Process]], fleet: Fleet, tmp_path: Path
 ) -> None:
@@ -233,6 +235,7 @@ def test_notice_of_preemption_on_one_host_saves_and_ends_all_at_the_same_step_fo
     assert first.told("checkpoint", "kind") == ["stop"]
 
 
+@pytest.mark.slow
 def test_data_that_ends_earlier_on_one_host_ends_all_at_the_same_step(fleet: Fleet) -> None:
     plan = {"data__epochs": 1, "data__ragged": "pad", "train__steps": 100}
 
@@ -243,6 +246,7 @@ def test_data_that_ends_earlier_on_one_host_ends_all_at_the_same_step(fleet: Fle
     assert "result 6 None" in second.lines
 
 
+@pytest.mark.slow
 def test_host_missing_at_a_save_is_named_in_bounded_time(fleet: Fleet) -> None:
     first, second = fleet.start(checkpoint_timeout_seconds=3, per_host={1: {"stall_before_save": True}})
     second.until("stalled")

@@ -62,7 +62,9 @@ def test_resumed_model_equals_the_unbroken_one_bit_for_bit(unbroken: Run, tmp_pa
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
 
 
-@pytest.mark.parametrize("mesh", [SPLIT_OTHERWISE, ALONE], ids=["fsdp2_tensor2", "one_device"])
+@pytest.mark.parametrize(
+    "mesh", [SPLIT_OTHERWISE, pytest.param(ALONE, marks=pytest.mark.slow)], ids=["fsdp2_tensor2", "one_device"]
+)
 def test_model_resumed_on_another_mesh_goes_on_in_the_same_stream(
     mesh: MeshPlan, unbroken: Run, tmp_path: Path
 ) -> None:

@@ -19,12 +19,13 @@ from tpuctl.train.batch import HostBatch
 from tpuctl.train.state import TrainState, abstract_state, init_state, state_shardings
 from tpuctl.train.step import abstract_batch, make_eval_step, make_global_batch, make_train_step
 
+# Each compiles a step for eight devices, which takes seconds: every day one of each kind.
 MESHES = [
-    {"data": 8},
+    pytest.param({"data": 8}, marks=pytest.mark.slow),
     {"slice": 2, "fsdp": 4},
     {"fsdp": 4, "tensor": 2},
-    {"slice": 2, "data": 2, "tensor": 2},
-    {"data": 2, "fsdp": 2, "tensor": 2},
+    pytest.param({"slice": 2, "data": 2, "tensor": 2}, marks=pytest.mark.slow),
+    pytest.param({"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.slow),
 ]
 
 
@@ -150,7 +151,9 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [name if name == "gemma" else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+)
 def test_train_step_of_a_family_on_a_mesh_equals_one_device(family, start):
     fields, mesh = FAMILIES[family]
     model = replace(SPEC, **fields)
@@ -180,7 +183,7 @@ def test_train_step_loss_and_gradients_equal_the_definition(start):
     assert_trees_close(first_moments(state), jax.tree.map(lambda grad: 0.1 * grad, grads), atol=1e-6)
 
 
-@pytest.mark.parametrize("mesh", [{}, {"data": 2}, {"fsdp": 2}], ids=str)
+@pytest.mark.parametrize("mesh", [{}, pytest.param({"data": 2}, marks=pytest.mark.slow), {"fsdp": 2}], ids=str)
 def test_microbatches_of_unequal_token_counts_equal_one_big_batch(mesh, start):
     optim = replace(OPTIM, clip_norm=None)
     batch = counted(make_batch(rows=4, length=64), [7, 61, 0, 33])
