@@ -12,8 +12,8 @@ from tpuctl.modelspec import PRESETS, ModelSpec, num_parameters
 from tpuctl.modelspec.encoder import ENCODERS, EncoderSpec, num_encoder_parameters
 from tpuctl.modelspec.huggingface import spec_from_config
 from tpuctl.modelspec.values import shown
-from tpuctl.plan.infer import check_room
 from tpuctl.plan.infer_schema import TaskPlan
+from tpuctl.plan.infer_task import check_room
 from tpuctl.plan.schema import InferencePlan
 from tpuctl.plan.source import ModelErrors, refusal
 from tpuctl.plan.weights_header import check_header
