@@ -99,10 +99,10 @@ def processes(tpuctl: Command, *words: str) -> list[psutil.Process]:
     return found
 
 
-# What is killed, in turns, by words of its command line; ends_job: the job ends with it, and the command is called
-# again. The cluster's head is a host with all its processes; the second host stays lost until the cluster is anew.
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Victim:
+    """What is killed, by words of its command line; a job that ends with it is called again."""
+
     name: str
     words: tuple[str, ...]
     ends_job: bool = False
@@ -111,6 +111,7 @@ class Victim:
 WORKER = Victim(name="worker", words=("ray::InferHost",))
 DRIVER = Victim(name="driver", words=("tpuctl.entrypoints", "plan.json"), ends_job=True)
 HOST = Victim(name="host", words=("raylet", "--raylet_socket_name", "raylet.1"))
+# All hosts at once, the head's too. The command goes on looking for them for minutes; its user doesn't.
 CLUSTER = Victim(name="cluster", words=("keeper.py",), ends_job=True)
 VICTIMS = (WORKER, WORKER, DRIVER, WORKER, HOST, WORKER, CLUSTER, WORKER, WORKER, DRIVER)
 
@@ -156,8 +157,10 @@ def test_infer_killed_at_random_moments_leaves_the_bytes_of_the_unbroken_run(
         kill_one(tpuctl, chance, victim, running=process)
         lost_host = lost_host or victim is HOST
         if victim.ends_job:
+            if victim is CLUSTER:
+                process.kill()
             out, err = process.communicate(timeout=240)
-            assert process.returncode in (1, 3), out + err
+            assert victim is CLUSTER or process.returncode == 1, out + err
             said, calls = said + out, calls + 1
             if lost_host:  # a cluster that isn't whole is not begun on
                 assert tpuctl("cluster", "down", "--all").code == 0
