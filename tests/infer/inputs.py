@@ -70,6 +70,7 @@ def job(uri: Path | str, output: Path | str, **changes: Any) -> InferencePlan:
         model=None,
         data=changed(InferDataPlan(uri=str(uri), columns=(), limit=None)),
         task=changed(task),
+        replica=None,
         output=changed(
             OutputPlan(uri=str(output), mode="resume", rows_per_part=8, bad_rows="quarantine", max_quarantine="100%")
         ),

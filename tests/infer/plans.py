@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tpuctl.plan.infer_schema import PromptPlan, SamplingPlan, TaskPlan
+from tpuctl.plan.infer_schema import PromptPlan, ReplicaPlan, SamplingPlan, TaskPlan
 
 
 def task_plan(**changes: Any) -> TaskPlan:
@@ -51,3 +51,7 @@ def sampling_plan(**changes: Any) -> SamplingPlan:
 def prompt_plan(**changes: Any) -> PromptPlan:
     fields = dict.fromkeys(("text", "messages_column", "user", "system", "chat_template"))
     return PromptPlan(**{**fields, **changes})
+
+
+def replica_plan(*, tensor: int = 1) -> ReplicaPlan:
+    return ReplicaPlan(tensor=tensor, page_size=16, num_pages=32, min_step_tokens=tensor, max_step_tokens=32)

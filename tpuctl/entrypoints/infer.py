@@ -66,7 +66,9 @@ def _run(plan: InferencePlan, job: str) -> bool:
     """Do what is missing of the work; whether all of it is there now."""
     began = time.monotonic()
     rows = _rows(plan)
-    model = None if plan.model is None else model_identity(model_folder(plan.model.uri, tell=tell_note))
+    model = None
+    if plan.model is not None:
+        model = model_identity(model_folder(plan.model.uri, tell=tell_note), plan.task)
     folder = take_folder(plan.output.uri, work_of(plan, rows, model=model), mode=plan.output.mode)
     if folder.finished:
         _tell_end(folder, seconds=time.monotonic() - began)

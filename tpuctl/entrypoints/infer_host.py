@@ -53,7 +53,7 @@ class InferHost:
 
         facts = _facts(plan.slice, host=self._host, simulated=simulated)
         model = None if plan.model is None else model_folder(plan.model.uri)
-        task = task_of(plan.task, rows.schema, model=model)
+        task = task_of(plan.task, rows.schema, model=model, replica=plan.replica)
         self._replica = Replica(rows, self._output, task, bad_rows=plan.output.bad_rows)
         return facts
 

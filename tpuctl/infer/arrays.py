@@ -49,6 +49,22 @@ def to_arrays(table: pa.Table, names: Sequence[str]) -> Inputs:
     return Inputs(arrays=arrays, bad=bad)
 
 
+def to_objects(table: pa.Table, names: Sequence[str]) -> Inputs:
+    """The named columns as Python objects, of whatever type they are.
+
+    Raises:
+        DataError: a column that isn't there.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    bad: dict[int, str] = {}
+    for name in names:
+        column = _column(table, name)
+        arrays[name] = _objects(name, column, bad)
+        for row in np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False)):
+            bad.setdefault(int(row), f"column {name!r} is null")
+    return Inputs(arrays=arrays, bad=bad)
+
+
 def from_arrays(columns: dict[str, Any], *, rows: int, good: np.ndarray) -> pa.Table:
     """A function's result as a table of the ``good`` rows of a batch of ``rows``.
 
@@ -75,13 +91,13 @@ def _column(table: pa.Table, name: str) -> pa.Array:
         listed = ", ".join(f"{field.name} ({field.type})" for field in table.schema)
         raise DataError(f"no column {name!r} for the task; columns: {listed}", hint="see task.inputs and data.columns")
     column = table.column(name)
-    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return column.combine_chunks() if column.num_chunks else pa.array([], column.type)
 
 
 def _array(name: str, column: pa.Array, bad: dict[int, str]) -> np.ndarray:
     kind = column.type
-    if isinstance(column, pa.ChunkedArray):  # what combining no chunks gives
-        column = pa.array([], kind)
     if pa.types.is_fixed_size_list(kind) and _is_number(_item(kind)):
         return _stacked(name, column, bad)
     if _is_list(kind):

@@ -5,21 +5,38 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from tpuctl.engine.engine import Engine
 from tpuctl.engine.request import FinishReason, Output, Request, RequestError, TokenLogprobs
 from tpuctl.errors import JobFailedError
 
 
+class Watch(Protocol):
+    """Looks at a sample's tokens as they come and ends it. Called by the loop's thread: it must be quick."""
+
+    def add(self, token_ids: Sequence[int]) -> bool:
+        """Whether the sample is at its end with these."""
+        ...
+
+
+@dataclass(kw_only=True, slots=True)
+class Sampled:
+    """One sample of a request: its tokens and why it ended."""
+
+    watch: Watch | None = None
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
 @dataclass(kw_only=True, slots=True)
 class Answer:
-    """What came of a request: its tokens, or, if it can't be served, why."""
+    """What came of a request: its samples, or, if it can't be served, why."""
 
-    token_ids: list[int] = field(default_factory=list)
+    samples: list[Sampled]
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    finish_reason: FinishReason | None = None
     error: str | None = None
 
 
@@ -45,14 +62,17 @@ class EngineLoop:
         self._busy_seconds = 0.0
         threading.Thread(target=self._run, name="engine", daemon=True).start()
 
-    def ask(self, requests: Sequence[Request]) -> list[Answer]:
+    def ask(self, requests: Sequence[Request], *, watches: Callable[[Request], Watch] | None = None) -> list[Answer]:
         """The answers to requests, in their order; their ids are replaced by the loop's own.
+
+        ``watches`` makes what looks at a sample of a request.
 
         Raises:
             JobFailedError: the engine failed.
         """
         named = [replace(request, request_id=str(next(self._numbers))) for request in requests]
-        asked = _Asked(answers={request.request_id: Answer() for request in named}, open=len(named))
+        answers = {request.request_id: _unanswered(request, watches) for request in named}
+        asked = _Asked(answers=answers, open=len(named))
         if not named:
             return []
         with self._changed:
@@ -96,10 +116,16 @@ class EngineLoop:
 
     def _take(self, output: Output) -> None:
         answer = self._asked[output.request_id].answers[output.request_id]
-        answer.token_ids += output.token_ids
+        sample = answer.samples[output.index]
+        if sample.finish_reason is not None:
+            return  # of a request whose other samples go on
+        sample.token_ids += output.token_ids
         answer.prompt_logprobs = answer.prompt_logprobs or output.prompt_logprobs
-        if output.finish_reason is not None:
-            answer.finish_reason = output.finish_reason
+        sample.finish_reason = output.finish_reason
+        if sample.watch is not None and sample.watch.add(output.token_ids):
+            sample.finish_reason = "stop"
+        if all(sample.finish_reason is not None for sample in answer.samples):
+            self._engine.abort(output.request_id)  # of one that a watch has ended the engine doesn't know that yet
             self._close(output.request_id)
 
     def _close(self, request_id: str) -> None:
@@ -107,3 +133,7 @@ class EngineLoop:
         asked.open -= 1
         if not asked.open:
             asked.done.set()
+
+
+def _unanswered(request: Request, watches: Callable[[Request], Watch] | None) -> Answer:
+    return Answer(samples=[Sampled(watch=watches and watches(request)) for _ in range(request.sampling.n)])

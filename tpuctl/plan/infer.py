@@ -47,6 +47,7 @@ def resolve_inference(recipe: InferenceRecipe, *, environ: Mapping[str, str], he
         data=data,
         model=model,
         task=task,
+        replica=None,
         output=output,
     )
 

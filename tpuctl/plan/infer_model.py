@@ -12,6 +12,7 @@ from tpuctl.modelspec import PRESETS, ModelSpec, num_parameters
 from tpuctl.modelspec.encoder import ENCODERS, EncoderSpec, num_encoder_parameters
 from tpuctl.modelspec.huggingface import spec_from_config
 from tpuctl.modelspec.values import shown
+from tpuctl.plan.infer_replica import plan_replica
 from tpuctl.plan.infer_schema import TaskPlan
 from tpuctl.plan.infer_task import check_room
 from tpuctl.plan.schema import InferencePlan
@@ -47,17 +48,20 @@ def fit_model(plan: InferencePlan, recipe: InferenceRecipe) -> InferencePlan:
         findings.refuse("task.max_length", message, f"use at most {model.positions}")
     task = replace(plan.task, max_length=length)
     check_room(task, findings)
+    replica = plan_replica(model.decoder, task, plan.slice, findings) if model.decoder else None
     findings.settle()
-    return replace(plan, task=task, model=replace(plan.model, parameters=model.parameters))
+    source = replace(plan.model, parameters=model.parameters)
+    return replace(plan, task=task, model=source, replica=replica, notes=(*plan.notes, *findings.notes))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Model:
-    """What a task is held against. ``positions`` is 0 where nothing bounds them."""
+    """What a task is held against. ``positions`` is 0 where nothing bounds them; an encoder has no ``decoder``."""
 
     positions: int
     usual_length: int
     parameters: int
+    decoder: ModelSpec | None = None
 
     @classmethod
     def of(cls, uri: str, task: TaskPlan) -> Self:
@@ -80,7 +84,7 @@ class _Model:
     def of_decoder(cls, spec: ModelSpec) -> Self:
         """What a decoder's spec says."""
         usual = min(spec.max_positions or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
-        return cls(positions=spec.max_positions, usual_length=usual, parameters=num_parameters(spec))
+        return cls(positions=spec.max_positions, usual_length=usual, parameters=num_parameters(spec), decoder=spec)
 
     @classmethod
     def of_encoder(cls, spec: EncoderSpec, *, own_length: Any) -> Self:

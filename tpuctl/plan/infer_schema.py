@@ -111,6 +111,20 @@ class TaskPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaPlan:
+    """A language model on a host: split over ``tensor`` devices, with KV pages of ``page_size`` tokens.
+
+    A step has at least ``min_step_tokens``, and as a multiple of them divides over the devices.
+    """
+
+    tensor: int
+    page_size: int
+    num_pages: int
+    min_step_tokens: int
+    max_step_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OutputPlan:
     """Where rows go. ``rows_per_part`` is the most a part holds; ``max_quarantine`` is ``"100"`` rows or ``"1%"``."""
 

@@ -127,8 +127,6 @@ def _sampling(recipe: InferenceRecipe, findings: Findings) -> SamplingPlan | Non
         if table != SamplingTable():
             findings.refuse("sampling", f"a task of kind {kind!r} draws no tokens", "leave the table out")
         return None
-    if "" in table.stop:
-        findings.refuse("sampling.stop", "an empty text would end every answer at once", "leave it out")
     _check_schema(table, findings)
     for parameter in table.columns:
         if parameter not in SAMPLING_COLUMNS:

@@ -135,8 +135,8 @@ class PromptTable:
     )
     messages_column: str | None = setting(
         None,
-        doc="Column of conversations: lists of messages with role and content, or such a list as JSON text. The model's "
-        "chat template makes a prompt of each, to be answered.",
+        doc="Column of conversations: lists of messages with role and content, or such a list as JSON text. The chat "
+        "template makes a prompt of each, to be answered.",
         absent="no conversations",
         example="messages",
         also=("messages", "conversations", "conversations_column", "chat_column"),
@@ -215,7 +215,7 @@ class SamplingTable:
         {},
         doc="Parameters that each row has itself: the parameter and the column, or a field of a struct column as "
         "column.field, that holds it. Where that is null the recipe's counts.",
-        example="temperature = \"heat\"",
+        example='temperature = "heat"',
     )
 
 
