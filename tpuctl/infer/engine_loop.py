@@ -53,7 +53,7 @@ class EngineLoop:
     """``ask`` from any thread. The engine itself is only ever touched by the loop's own."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
         self._waiting: list[tuple[Request, _Asked]] = []
         self._asked: dict[str, _Asked] = {}
         self._numbers = itertools.count()
@@ -94,7 +94,7 @@ class EngineLoop:
             while True:
                 self._admit()
                 began = time.monotonic()
-                for output in self._engine.step():
+                for output in self.engine.step():
                     self._take(output)
                 with self._changed:
                     self._busy_seconds += time.monotonic() - began
@@ -103,13 +103,13 @@ class EngineLoop:
 
     def _admit(self) -> None:
         with self._changed:
-            while not self._waiting and not self._engine.has_work():
+            while not self._waiting and not self.engine.has_work():
                 self._changed.wait()
             waiting, self._waiting = self._waiting, []
         for request, asked in waiting:
             self._asked[request.request_id] = asked
             try:
-                self._engine.add_request(request)
+                self.engine.add_request(request)
             except RequestError as error:
                 asked.answers[request.request_id].error = error.message
                 self._close(request.request_id)
@@ -125,7 +125,7 @@ class EngineLoop:
         if sample.watch is not None and sample.watch.add(output.token_ids):
             sample.finish_reason = "stop"
         if all(sample.finish_reason is not None for sample in answer.samples):
-            self._engine.abort(output.request_id)  # of one that a watch has ended the engine doesn't know that yet
+            self.engine.abort(output.request_id)  # of one that a watch has ended the engine doesn't know that yet
             self._close(output.request_id)
 
     def _close(self, request_id: str) -> None:

@@ -22,7 +22,7 @@ class GenerateTask:
     def __init__(self, language: Language, plan: TaskPlan) -> None:
         """The task of a plan; raises as ``Drawing`` does."""
         assert plan.sampling is not None, "plan.infer_task fills it in"
-        self._language = language
+        self.language = language
         self._plan = plan
         self._sampling = plan.sampling
         self._drawing = Drawing(plan.sampling, compiler=language.compiler)
@@ -36,13 +36,13 @@ class GenerateTask:
         """An answer for each prompt; one that is null, no UTF-8, empty or too long is a bad row."""
         drawn = self._drawing.of(rows)
         room = {row: params.max_tokens for row, params in drawn.params.items()}
-        prompts = self._language.prompts(rows, self._plan, room=room)
+        prompts = self.language.prompts(rows, self._plan, room=room)
         requests = [
             Request(request_id=str(row), prompt=tuple(ids), sampling=drawn.params[row], grammar=drawn.grammars.get(row))
             for row, ids in prompts.ids.items()
         ]
         watches = self._watch if self._sampling.stop else None
-        answers = dict(zip(prompts.ids, self._language.loop.ask(requests, watches=watches), strict=True))
+        answers = dict(zip(prompts.ids, self.language.loop.ask(requests, watches=watches), strict=True))
         refused = {row: why for row, answer in answers.items() if (why := _refusal(answer)) is not None}
         good = good_rows([row for row in answers if row not in refused])
         made = {int(row): answers[row].samples for row in good}
@@ -51,11 +51,11 @@ class GenerateTask:
             good=good,
             bad=tuple(sorted({**prompts.bad, **drawn.bad, **refused}.items())),
             tokens=sum(len(prompts.ids[row]) + sum(len(s.token_ids) for s in made[row]) for row in made),
-            busy_seconds=self._language.loop.take_busy_seconds(),
+            busy_seconds=self.language.loop.take_busy_seconds(),
         )
 
     def _watch(self, request: Request) -> TextUntil:
-        return TextUntil(self._language.tokenizer.detokenizer(request.prompt), self._sampling.stop)
+        return TextUntil(self.language.tokenizer.detokenizer(request.prompt), self._sampling.stop)
 
     def _columns(self, prompts: Mapping[int, list[int]], made: Mapping[int, list[Sampled]]) -> pa.Table:
         """One value for each row, or with several samples a list of them."""
@@ -72,7 +72,7 @@ class GenerateTask:
         """The text that goes on from the prompt's, as an endpoint streams it."""
         if isinstance(sample.watch, TextUntil):
             return sample.watch.finish()
-        detokenizer = self._language.tokenizer.detokenizer(prompt)
+        detokenizer = self.language.tokenizer.detokenizer(prompt)
         return detokenizer.add(sample.token_ids) + detokenizer.finish()
 
 
