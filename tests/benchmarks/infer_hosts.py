@@ -2,9 +2,9 @@
 
     python -m tests.benchmarks.infer_hosts [--hosts 1 2 4]
 
-The model sleeps, as a device computes: without the machine's cores. So a host is the unit of work, and what is measured
-is dealing, reading, writing and the driver, for all hosts on the two cores of one machine. Each runs ``tpuctl infer`` as
-a user does; its own last ``rows`` event tells the rows per second, counted from the first part's start.
+The model sleeps, as a device computes: without the machine's cores. So a host is the unit of work; what is measured
+is dealing, reading, writing and the driver, for all hosts on the cores of one machine. Each runs ``tpuctl infer`` as a
+user does; its own last ``rows`` event tells the rows per second, counted from the first part's start.
 """
 
 from __future__ import annotations

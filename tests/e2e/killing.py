@@ -1,0 +1,80 @@
+"""Breaking off jobs: what of a simulated cluster can be killed, and a command that is called again after each kill."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from tests.e2e.command import Command
+from tpuctl.cluster.processes import MARKER_VARIABLE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Victim:
+    """What is killed, by words of its command line; a job that ends with it is called again."""
+
+    name: str
+    words: tuple[str, ...]
+    ends_job: bool = False
+
+
+WORKER = Victim(name="worker", words=("ray::InferHost",))
+DRIVER = Victim(name="driver", words=("tpuctl.entrypoints", "plan.json"), ends_job=True)
+# The second host; it stays lost until the cluster is anew.
+HOST = Victim(name="host", words=("raylet", "--raylet_socket_name", "raylet.1"))
+# All hosts at once, the head's too. The command goes on looking for them for minutes; its user doesn't.
+CLUSTER = Victim(name="cluster", words=("keeper.py",), ends_job=True)
+
+
+def break_off(tpuctl: Command, *infer: object, victims: Sequence[Victim]) -> str:
+    """Call ``tpuctl infer``, kill these in turn at random moments, end it; what jobs said until they ended."""
+    chance, said, lost_host = random.Random(0), "", False
+    process = tpuctl.start("infer", *infer)
+    for victim in victims:
+        time.sleep(chance.uniform(0.5, 4))
+        _kill_one(tpuctl, chance, victim, running=process)
+        lost_host = lost_host or victim is HOST
+        if not victim.ends_job:
+            continue
+        if victim is CLUSTER:
+            process.kill()
+        out, err = process.communicate(timeout=240)
+        assert victim is CLUSTER or process.returncode == 1, out + err
+        said += out
+        if lost_host:  # a cluster that isn't whole is not begun on
+            assert tpuctl("cluster", "down", "--all").code == 0
+            lost_host = False
+        # The hosts of a driver that was killed are busy until the cluster has noticed.
+        process = tpuctl.start("infer", *infer, "--wait", "60")
+    process.kill()
+    process.wait()
+    assert tpuctl("cluster", "down", "--all").code == 0
+    return said
+
+
+def _kill_one(tpuctl: Command, chance: random.Random, victim: Victim, *, running: subprocess.Popen[str]) -> None:
+    """Kill one of them, as soon as there is one."""
+    deadline = time.monotonic() + 120
+    while not (found := _processes(tpuctl, *victim.words)):
+        assert running.poll() is None, f"over before a {victim.name} was killed: {running.communicate()}"
+        assert time.monotonic() < deadline, f"no {victim.name} came"
+        time.sleep(0.1)
+    chance.choice(found).send_signal(signal.SIGKILL)
+
+
+def _processes(tpuctl: Command, *words: str) -> list[psutil.Process]:
+    """The cluster's processes whose command line has all the words."""
+    markers = {json.loads(path.read_text())["marker"] for path in tpuctl.state_dir.glob("clusters/*/state.json")}
+    found = []
+    for process in psutil.process_iter(["cmdline", "environ"]):  # what is ending has neither
+        line, environ = " ".join(process.info["cmdline"] or []), process.info["environ"] or {}
+        if environ.get(MARKER_VARIABLE) in markers and all(word in line for word in words):
+            found.append(process)
+    return found
