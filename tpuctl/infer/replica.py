@@ -76,10 +76,17 @@ def _with_new(rows: pa.Table, good: np.ndarray, new: pa.Table) -> pa.Table:
                 f"the task's new column {name!r} has the name of a column of the input",
                 hint="name the columns to carry in data.columns, without it",
             )
-    kept = rows if len(good) == rows.num_rows else rows.take(pa.array(good))
+    kept = rows if len(good) == rows.num_rows else _picked(rows, good)
     for field, column in zip(new.schema, new.columns, strict=True):
         kept = kept.append_column(field, column)
     return kept
+
+
+def _picked(rows: pa.Table, numbers: np.ndarray) -> pa.Table:
+    """The rows of these ascending numbers, by slices: Arrow can't take single rows of all types."""
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    pieces = [rows.slice(int(run[0]), len(run)) for run in runs if len(run)]
+    return pa.concat_tables(pieces).combine_chunks() if pieces else rows.slice(0, 0)
 
 
 def _bad(rows: pa.Table, worked: Worked) -> pa.Table:
