@@ -21,8 +21,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Bool, Float, Int
 
 from tpuctl.errors import WeightsError
-from tpuctl.infer.arrays import to_arrays
 from tpuctl.infer.prompts import read_prompts
+from tpuctl.infer.row_texts import texts_of
 from tpuctl.infer.task import Worked
 from tpuctl.model_folder import read_json
 from tpuctl.modelspec.encoder import EncoderSpec
@@ -87,10 +87,9 @@ class EmbedTask:
 
     def work(self, rows: pa.Table) -> Worked:
         """A vector for each text; one that is null, no UTF-8 or too long is a bad row."""
-        texts = to_arrays(rows, [self._options.column])
+        texts = texts_of(rows, self._options.column)
         bad = dict(texts.bad)
-        usable = [row for row in range(rows.num_rows) if row not in bad]
-        tokens = self._tokens({row: texts.arrays[self._options.column][row] for row in usable}, bad)
+        tokens = self._tokens(texts.texts, bad)
         good = np.array(sorted(tokens), np.int64)
         with self._turn:
             began = time.monotonic()

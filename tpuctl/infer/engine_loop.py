@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -12,6 +13,9 @@ from typing import Protocol
 from tpuctl.engine.engine import Engine
 from tpuctl.engine.request import FinishReason, Output, Request, RequestError, TokenLogprobs
 from tpuctl.errors import JobFailedError
+
+# Requests taken on before a step, as many as could begin in it: all of a part at once would keep the devices waiting.
+_ADMITTED = 512
 
 
 class Watch(Protocol):
@@ -54,7 +58,7 @@ class EngineLoop:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._waiting: list[tuple[Request, _Asked]] = []
+        self._waiting: deque[tuple[Request, _Asked]] = deque()
         self._asked: dict[str, _Asked] = {}
         self._numbers = itertools.count()
         self._changed = threading.Condition()
@@ -76,7 +80,7 @@ class EngineLoop:
         if not named:
             return []
         with self._changed:
-            self._waiting += [(request, asked) for request in named]
+            self._waiting.extend((request, asked) for request in named)
             self._changed.notify()
         while not asked.done.wait(timeout=1):
             if self._failure is not None:
@@ -105,8 +109,8 @@ class EngineLoop:
         with self._changed:
             while not self._waiting and not self.engine.has_work():
                 self._changed.wait()
-            waiting, self._waiting = self._waiting, []
-        for request, asked in waiting:
+            admitted = [self._waiting.popleft() for _ in range(min(len(self._waiting), _ADMITTED))]
+        for request, asked in admitted:
             self._asked[request.request_id] = asked
             try:
                 self.engine.add_request(request)
