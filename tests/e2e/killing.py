@@ -48,10 +48,10 @@ def break_off(tpuctl: Command, *infer: object, victims: Sequence[Victim]) -> str
         out, err = process.communicate(timeout=240)
         assert victim is CLUSTER or process.returncode == 1, out + err
         said += out
+        _wait_for_none(tpuctl, WORKER)  # or the next kill would be of one that nobody waits for
         if lost_host:  # a cluster that isn't whole is not begun on
             assert tpuctl("cluster", "down", "--all").code == 0
             lost_host = False
-        # The hosts of a driver that was killed are busy until the cluster has noticed.
         process = tpuctl.start("infer", *infer, "--wait", "60")
     process.kill()
     process.wait()
@@ -69,12 +69,21 @@ def _kill_one(tpuctl: Command, chance: random.Random, victim: Victim, *, running
     chance.choice(found).send_signal(signal.SIGKILL)
 
 
+def _wait_for_none(tpuctl: Command, victim: Victim) -> None:
+    deadline = time.monotonic() + 120
+    while _processes(tpuctl, *victim.words):
+        assert time.monotonic() < deadline, f"a {victim.name} outlives its job"
+        time.sleep(0.2)
+
+
 def _processes(tpuctl: Command, *words: str) -> list[psutil.Process]:
-    """The cluster's processes whose command line has all the words."""
+    """The cluster's processes whose command line has all the words, but for shells around them."""
     markers = {json.loads(path.read_text())["marker"] for path in tpuctl.state_dir.glob("clusters/*/state.json")}
     found = []
     for process in psutil.process_iter(["cmdline", "environ"]):  # what is ending has neither
-        line, environ = " ".join(process.info["cmdline"] or []), process.info["environ"] or {}
-        if environ.get(MARKER_VARIABLE) in markers and all(word in line for word in words):
+        command, environ = process.info["cmdline"] or [""], process.info["environ"] or {}
+        if environ.get(MARKER_VARIABLE) not in markers or command[0].endswith("sh"):
+            continue
+        if all(word in " ".join(command) for word in words):
             found.append(process)
     return found

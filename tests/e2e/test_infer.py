@@ -108,13 +108,13 @@ def test_infer_killed_at_random_moments_leaves_the_bytes_of_the_unbroken_run(
 ) -> None:
     began = time.monotonic()
     # Long enough that there is work left to be broken off by the last of them.
-    path = recipe("broken", pause=0.1 + 0.03 * KILLS)
+    path = recipe("broken", pause=0.1 + 0.02 * KILLS)
     victims = [VICTIMS[number % len(VICTIMS)] for number in range(KILLS)]
     said = break_off(tpuctl, path, victims=victims)
     assert "its process died" in said, said
     left = len(list((folder / "unbroken").glob("part-*"))) - len(list((folder / "broken").glob("part-*")))
     assert left > 0, "all was done before the last kill: it tried nothing"
-    last = tpuctl("infer", path, "--wait", "120", timeout_seconds=600)
+    last = tpuctl("infer", path, "--wait", "120", "--set", "job.env.PAUSE=0")
     assert last.code == 0, last.everything
     manifest = json.loads((folder / "broken" / "_manifest.json").read_text())
     assert (manifest["works"][0]["rows"], manifest["works"][0]["quarantined"]) == (ROWS - 1, 1)
@@ -135,7 +135,7 @@ def test_infer_killed_in_a_bucket_while_requests_fail_leaves_the_bytes_of_the_un
     fault = gcs.fail(every=7, times=None, status=503)
     break_off(command, *broken, victims=[WORKER, DRIVER, WORKER, HOST])
     assert len(_parts(gcs, "broken")) < len(_parts(gcs, "whole")), "all was done before the last kill"
-    last = command("infer", *broken, "--wait", "120", timeout_seconds=600)
+    last = command("infer", *broken, "--wait", "120", "--set", "job.env.PAUSE=0")
     assert last.code == 0, last.everything
     assert fault.hits > 10
     gcs.serve_well()
