@@ -45,7 +45,9 @@ def test_prompt_and_sampling_are_in_the_plan_and_survive_json() -> None:
     assert plan.task.prompt.chat_template == "/work/own.jinja"
     assert plan.task.sampling is not None
     assert (plan.task.sampling.n, plan.task.sampling.columns) == (2, {"seed": "how.seed"})
-    assert planned(task={"kind": "score"}).task.sampling is None
+    scored = planned(task={"kind": "score"}, sampling={"n": 2})
+    assert scored.task.sampling is None
+    assert scored.notes == ("sampling is not used: a task of kind 'score' draws no tokens",)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,6 @@ def test_prompt_and_sampling_are_in_the_plan_and_survive_json() -> None:
         ({"prompt": {"user": "{a:3}"}}, "prompt.user", "more than a column's name"),
         ({"prompt": {"user": "{a}"}, "task": {"kind": "generate", "too_long": "truncate"}}, "task.too_long", "be cut"),
         ({"prompt": {"user": "{a}"}, "task": {"kind": "embed"}}, "prompt", "'embed' has no prompts"),
-        ({"sampling": {"n": 2}, "task": {"kind": "score"}}, "sampling", "'score' draws no tokens"),
         ({"sampling": {"json_schema": "{"}}, "sampling.json_schema", "no JSON"),
         ({"sampling": {"json_schema": "[]"}}, "sampling.json_schema", "this is list"),
         ({"sampling": {"columns": {"n": "a"}}}, "sampling.columns", "'n' can't differ"),
