@@ -50,16 +50,13 @@ def texts_of(rows: pa.Table, column: str) -> RowTexts:
     inputs = to_objects(rows, [column])
     found = RowTexts(bad=dict(inputs.bad))
     for row, value in enumerate(inputs.arrays[column]):
-        if row not in found.bad:
-            _take(found, row, value, column)
+        if row in found.bad:
+            continue
+        if isinstance(value, str):
+            found.texts[row] = value
+        else:
+            found.bad[row] = f"column {column!r} holds {type(value).__name__}, no text"
     return found
-
-
-def _take(found: RowTexts, row: int, value: object, column: str) -> None:
-    if isinstance(value, str):
-        found.texts[row] = value
-    else:
-        found.bad[row] = f"column {column!r} holds {type(value).__name__}, no text"
 
 
 def _text(value: object) -> str:
