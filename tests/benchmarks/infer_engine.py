@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.benchmarks.infer_work import Host, arguments, plan_of, write_prompts
+from tests.benchmarks.infer_work import Host, arguments, write_prompts
 from tests.benchmarks.measuring import pairs, report
 from tpuctl.engine.request import Request
 
@@ -55,7 +55,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         write_prompts(Path(root, "in", "0.parquet"), options.rows)
         began = time.perf_counter()
-        host = Host.of(plan_of(options, Path(root)))
+        host = Host.of(options, Path(root))
         requests = requests_of(host)
         lengths = [len(request.prompt) for request in requests]
         print(

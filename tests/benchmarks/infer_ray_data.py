@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.benchmarks.infer_work import Host, arguments, plan_of, write_prompts
+from tests.benchmarks.infer_work import Host, arguments, write_prompts
 from tpuctl.builtin_models.fetch import model_folder
 
 PEER = Path(__file__).with_name("ray_data_transformers.py")
@@ -43,7 +43,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         write_prompts(root / "in" / "0.parquet", options.rows)
-        host = Host.of(plan_of(options, root))
+        host = Host.of(options, root)
         ran = host.run(root / "out")
         ours = ran.made / ran.seconds
         print(f"tpuctl infer: {ran.made} tokens, {ours:.1f} tokens/s, {ran.rows / ran.seconds:.2f} rows/s", flush=True)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import jax
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -41,6 +42,8 @@ def arguments(doc: str) -> argparse.ArgumentParser:
     parser.add_argument("--rows", type=int, default=128)
     parser.add_argument("--batch-rows", type=int, default=32)
     parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--min-step-tokens", type=int, default=16, help="fewer shapes to compile")
+    parser.add_argument("--programs", help="a folder to keep compiled programs in")
     return parser
 
 
@@ -79,7 +82,8 @@ def plan_of(options: argparse.Namespace, root: Path) -> InferencePlan:
     recipe = build_recipe(Source(file="benchmark", values=values, lines={}), overrides=())
     plan = look_here(resolve(recipe, environ={}, cwd=root, source=None), recipe, home=None)
     assert isinstance(plan, InferencePlan)
-    return plan
+    assert plan.replica is not None
+    return replace(plan, replica=replace(plan.replica, min_step_tokens=options.min_step_tokens))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +95,12 @@ class Host:
     rows: Rows
 
     @classmethod
-    def of(cls, plan: InferencePlan) -> Host:
+    def of(cls, options: argparse.Namespace, root: Path) -> Host:
+        """The host of a job on the prompts in ``root/in``."""
+        if options.programs:
+            jax.config.update("jax_compilation_cache_dir", options.programs)
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+        plan = plan_of(options, root)
         assert plan.model is not None
         assert plan.replica is not None
         task = GenerateTask.of(plan.task, model_folder(plan.model.uri), plan.replica)
