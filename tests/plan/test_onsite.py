@@ -103,6 +103,15 @@ def test_name_on_a_hub_is_told_that_none_is_contacted(values: dict[str, Any], tm
     assert "no hub is contacted" in str(caught.value.hint)
 
 
+@pytest.mark.parametrize("values", [GENERATE, SERVE, TRAIN], ids=["infer", "serve", "train"])
+def test_run_directory_is_told_what_makes_a_model_folder_of_it(values: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "run.json").write_text("{}")
+    with pytest.raises(RecipeError) as caught:
+        planned(tmp_path, values | {"model": {"source": "runs/mine"}})
+    assert "tpuctl export runs/mine FOLDER" in str(caught.value.hint)
+
+
 def _cut(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])

@@ -40,7 +40,7 @@ def fit_model(plan: InferencePlan, recipe: InferenceRecipe) -> InferencePlan:
     try:
         model = _Model.of(plan.model.uri, plan.task)
     except ModelErrors as error:
-        raise refusal(recipe, error) from error
+        raise refusal(recipe, error, uri=plan.model.uri) from error
     findings = Findings(origin=recipe.origin)
     length = plan.task.max_length or model.usual_length
     if model.positions and length > model.positions:

@@ -135,6 +135,10 @@ class CheckpointPlan:
     resume: ResumeRule
 
 
+RUN_FILE = "run.json"
+"""The record in a run's directory, by which one is known."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPlan:
     """The run: one directory (an absolute path). ``shared`` vouches for a local path seen by all hosts."""

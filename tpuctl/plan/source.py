@@ -19,9 +19,11 @@ from tpuctl.modelspec.config import ModelConfigError
 from tpuctl.modelspec.huggingface import spec_from_config
 from tpuctl.plan.here import Here
 from tpuctl.plan.places import storage_place
+from tpuctl.plan.schema import RUN_FILE
 from tpuctl.plan.weights_header import check_header
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import InferenceRecipe, Recipe, ServingRecipe, TrainingRecipe
+from tpuctl.storage import join, open_storage
 
 ModelErrors = (WeightsError, StorageError, ModelConfigError)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -56,16 +58,28 @@ def read_source(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[
         if "://" not in uri:
             check_header(uri, source.spec)
     except ModelErrors as error:
-        raise refusal(recipe, error) from error
+        raise refusal(recipe, error, uri=uri) from error
     return source
 
 
-def refusal(recipe: TrainingRecipe | ServingRecipe | InferenceRecipe, error: TpuctlError) -> RecipeError:
-    """The error of a model folder as one of the recipe's line; a name on a hub is told that it is none here."""
+def refusal(recipe: TrainingRecipe | ServingRecipe | InferenceRecipe, error: TpuctlError, *, uri: str) -> RecipeError:
+    """The error of the model folder at a place as one of the recipe's line.
+
+    A run's directory is told what makes a model folder of it, a name on a hub that it is none here.
+    """
     asked, hint = recipe.model.source or "", error.hint
-    if _HUB_NAME.fullmatch(asked) and not os.path.isdir(asked):
+    if _is_run(uri):
+        hint = f"it is a run's directory: write its weights with `tpuctl export {asked} FOLDER`, and name that folder"
+    elif _HUB_NAME.fullmatch(asked) and not os.path.isdir(asked):
         hint = "no hub is contacted: name a folder that holds the model, here or in a bucket (gs://bucket/path)"
     return RecipeError(error.message, hint=hint, where=recipe.origin.where("model.source"))
+
+
+def _is_run(uri: str) -> bool:
+    try:
+        return open_storage(uri).exists(join(uri, RUN_FILE))
+    except StorageError:
+        return False
 
 
 def open_source(uri: str) -> ModelSource:
