@@ -1,4 +1,4 @@
-"""The peer of ``infer_ray_data``: what one writes without tpuctl. Needs ray[data], torch, transformers, no tpuctl."""
+"""A peer of ``infer_peers``: what one writes without tpuctl. Needs ray[data], torch, transformers, no tpuctl."""
 
 from __future__ import annotations
 
