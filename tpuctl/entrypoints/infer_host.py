@@ -61,6 +61,10 @@ class InferHost:
         """Do a part; see ``Replica``."""
         return self._replica.do(part)
 
+    def underway(self) -> int:
+        """Rows that are done of parts that aren't."""
+        return self._replica.underway
+
 
 def _keep_to_own_chips(plan: SlicePlan, *, simulated: bool) -> None:
     """Make libtpu see a host of a larger slice as a slice of its own: each host is a replica and waits for no other."""

@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 from tpuctl.errors import WeightsError
 from tpuctl.infer.prompts import read_prompts
 from tpuctl.infer.row_texts import texts_of
-from tpuctl.infer.task import Worked
+from tpuctl.infer.task import Tell, Worked, tell_nobody
 from tpuctl.model_folder import read_json
 from tpuctl.modelspec.encoder import EncoderSpec
 from tpuctl.nn.encoder import Weights, encode, load_encoder
@@ -85,7 +85,7 @@ class EmbedTask:
         tokenizer = TokenizerRef(name=uri, directory=uri, vocab_size=spec.vocab_size).load()
         return cls(uri, tokenizer, options)
 
-    def work(self, rows: pa.Table) -> Worked:
+    def work(self, rows: pa.Table, *, tell: Tell = tell_nobody) -> Worked:
         """A vector for each text; one that is null, no UTF-8 or too long is a bad row."""
         texts = texts_of(rows, self._options.column)
         bad = dict(texts.bad)
@@ -93,7 +93,7 @@ class EmbedTask:
         good = np.array(sorted(tokens), np.int64)
         with self._turn:
             began = time.monotonic()
-            vectors = self._vectors(tokens)
+            vectors = self._vectors(tokens, tell)
             busy = time.monotonic() - began
         flat = np.array([vectors[row] for row in good], np.float32).reshape(-1)
         column = pa.FixedSizeListArray.from_arrays(pa.array(flat), self._spec.hidden_size)
@@ -118,7 +118,7 @@ class EmbedTask:
                 found[row] = ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]]
         return found
 
-    def _vectors(self, tokens: dict[int, list[int]]) -> dict[int, np.ndarray]:
+    def _vectors(self, tokens: dict[int, list[int]], tell: Tell) -> dict[int, np.ndarray]:
         by_length: dict[int, list[int]] = {}
         for row, ids in tokens.items():
             by_length.setdefault(self._compiled_length(len(ids)), []).append(row)
@@ -129,7 +129,11 @@ class EmbedTask:
         ]
         # All are on their way before the first is waited for.
         launched = [(rows, self._launch([tokens[row] for row in rows], length)) for rows, length in batches]
-        return {row: vector for rows, batch in launched for row, vector in zip(rows, np.asarray(batch), strict=False)}
+        vectors: dict[int, np.ndarray] = {}
+        for rows, batch in launched:
+            vectors.update(zip(rows, np.asarray(batch), strict=False))
+            tell(len(rows))
+        return vectors
 
     def _compiled_length(self, length: int) -> int:
         return min(max(_SHORTEST, 1 << (length - 1).bit_length()), self._options.max_length)

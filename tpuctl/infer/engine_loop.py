@@ -13,6 +13,7 @@ from typing import Protocol
 from tpuctl.engine.engine import Engine
 from tpuctl.engine.request import FinishReason, Output, Request, RequestError, TokenLogprobs
 from tpuctl.errors import JobFailedError
+from tpuctl.infer.task import Tell, tell_nobody
 
 # Requests taken on before a step, as many as could begin in it: all of a part at once would keep the devices waiting.
 _ADMITTED = 512
@@ -50,6 +51,7 @@ class _Asked:
 
     answers: dict[str, Answer]
     open: int
+    tell: Tell
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -66,17 +68,23 @@ class EngineLoop:
         self._busy_seconds = 0.0
         threading.Thread(target=self._run, name="engine", daemon=True).start()
 
-    def ask(self, requests: Sequence[Request], *, watches: Callable[[Request], Watch] | None = None) -> list[Answer]:
+    def ask(
+        self,
+        requests: Sequence[Request],
+        *,
+        watches: Callable[[Request], Watch] | None = None,
+        tell: Tell = tell_nobody,
+    ) -> list[Answer]:
         """The answers to requests, in their order; their ids are replaced by the loop's own.
 
-        ``watches`` makes what looks at a sample of a request.
+        ``watches`` makes what looks at a sample of a request; ``tell`` is told of each that is done.
 
         Raises:
             JobFailedError: the engine failed.
         """
         named = [replace(request, request_id=str(next(self._numbers))) for request in requests]
         answers = {request.request_id: _unanswered(request, watches) for request in named}
-        asked = _Asked(answers=answers, open=len(named))
+        asked = _Asked(answers=answers, open=len(named), tell=tell)
         if not named:
             return []
         with self._changed:
@@ -135,6 +143,7 @@ class EngineLoop:
     def _close(self, request_id: str) -> None:
         asked = self._asked.pop(request_id)
         asked.open -= 1
+        asked.tell(1)
         if not asked.open:
             asked.done.set()
 

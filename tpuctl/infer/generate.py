@@ -11,7 +11,7 @@ from tpuctl.engine.request import Request
 from tpuctl.infer.drawing import Drawing
 from tpuctl.infer.engine_loop import Answer, Sampled
 from tpuctl.infer.language import Language, good_rows
-from tpuctl.infer.task import Worked
+from tpuctl.infer.task import Tell, Worked, tell_nobody
 from tpuctl.infer.until import TextUntil
 from tpuctl.plan.infer_schema import ReplicaPlan, TaskPlan
 
@@ -32,7 +32,7 @@ class GenerateTask:
         """The task of a plan with the model in a folder; raises as ``Language.of`` and ``Drawing`` do."""
         return cls(Language.of(plan, uri, replica), plan)
 
-    def work(self, rows: pa.Table) -> Worked:
+    def work(self, rows: pa.Table, *, tell: Tell = tell_nobody) -> Worked:
         """An answer for each prompt; one that is null, no UTF-8, empty or too long is a bad row."""
         drawn = self._drawing.of(rows)
         room = {row: params.max_tokens for row, params in drawn.params.items()}
@@ -42,7 +42,7 @@ class GenerateTask:
             for row, ids in prompts.ids.items()
         ]
         watches = self._watch if self._sampling.stop else None
-        answers = dict(zip(prompts.ids, self.language.loop.ask(requests, watches=watches), strict=True))
+        answers = dict(zip(prompts.ids, self.language.loop.ask(requests, watches=watches, tell=tell), strict=True))
         refused = {row: why for row, answer in answers.items() if (why := _refusal(answer)) is not None}
         good = good_rows([row for row in answers if row not in refused])
         made = {int(row): answers[row].samples for row in good}

@@ -14,7 +14,7 @@ from tpuctl.engine.request import Request, SamplingParams
 from tpuctl.errors import DataError
 from tpuctl.infer.arrays import to_objects
 from tpuctl.infer.language import Language, LanguageTask, good_rows
-from tpuctl.infer.task import Worked
+from tpuctl.infer.task import Tell, Worked, tell_nobody
 from tpuctl.plan.infer_schema import TaskPlan
 
 # The engine says what a prompt's tokens were worth with the first token that it makes.
@@ -27,10 +27,10 @@ class ScoreTask(LanguageTask):
     With choices: of each choice's tokens after the text, as lists.
     """
 
-    def work(self, rows: pa.Table) -> Worked:
+    def work(self, rows: pa.Table, *, tell: Tell = tell_nobody) -> Worked:
         """Likelihoods; a text that is null, no UTF-8, too long or of fewer than two tokens is a bad row."""
         if self.plan.choices or self.plan.choices_column:
-            worth = worth_of_choices(self.language, self.plan, rows)
+            worth = worth_of_choices(self.language, self.plan, rows, tell=tell)
             columns = {name: pa.array(values, pa.list_(kind)) for name, kind, values in _told(worth.logprobs)}
             return worth.worked(self.language, pa.table(columns))
         room = dict.fromkeys(range(rows.num_rows), 1)
@@ -38,7 +38,7 @@ class ScoreTask(LanguageTask):
         bad = dict(prompts.bad)
         bad |= {row: "one token has nothing to be told from" for row, ids in prompts.ids.items() if len(ids) == 1}
         ids = {row: found for row, found in prompts.ids.items() if row not in bad}
-        found = token_logprobs(self.language, list(ids.values()))
+        found = token_logprobs(self.language, list(ids.values()), tell=tell)
         worth = Worth(
             logprobs={row: [logprobs] for row, logprobs in zip(ids, found, strict=True)},
             bad=bad,
@@ -51,9 +51,9 @@ class ScoreTask(LanguageTask):
 class ClassifyTask(LanguageTask):
     """The choice that is the likeliest to follow each text, by the sum of its tokens' log likelihoods in nats."""
 
-    def work(self, rows: pa.Table) -> Worked:
+    def work(self, rows: pa.Table, *, tell: Tell = tell_nobody) -> Worked:
         """Choices; a text that is null, no UTF-8, empty or too long, or without choices, is a bad row."""
-        worth = worth_of_choices(self.language, self.plan, rows)
+        worth = worth_of_choices(self.language, self.plan, rows, tell=tell)
         sums = {row: [math.fsum(logprobs) for logprobs in choices] for row, choices in worth.logprobs.items()}
         columns = {
             "choice": pa.array([worth.choices[row][int(np.argmax(sums[row]))] for row in sums], pa.string()),
@@ -87,7 +87,7 @@ class Worth:
         )
 
 
-def worth_of_choices(language: Language, plan: TaskPlan, rows: pa.Table) -> Worth:
+def worth_of_choices(language: Language, plan: TaskPlan, rows: pa.Table, *, tell: Tell) -> Worth:
     """What each choice is worth after its row's text.
 
     Raises:
@@ -100,7 +100,8 @@ def worth_of_choices(language: Language, plan: TaskPlan, rows: pa.Table) -> Wort
     room = {row: 1 + max(map(len, ids)) for row, ids in endings.items() if row not in bad}
     prompts = language.prompts(rows, plan, room=room)
     texts = [ids + ending for row, ids in prompts.ids.items() for ending in endings[row]]
-    found = iter(token_logprobs(language, texts))
+    share = len(prompts.ids) / max(1, len(texts))
+    found = iter(token_logprobs(language, texts, tell=lambda count: tell(count * share)))
     return Worth(
         logprobs={row: [next(found)[-len(ending) :] for ending in endings[row]] for row in prompts.ids},
         bad={**prompts.bad, **bad},
@@ -109,10 +110,10 @@ def worth_of_choices(language: Language, plan: TaskPlan, rows: pa.Table) -> Wort
     )
 
 
-def token_logprobs(language: Language, texts: Sequence[Sequence[int]]) -> list[list[float]]:
+def token_logprobs(language: Language, texts: Sequence[Sequence[int]], *, tell: Tell) -> list[list[float]]:
     """The log likelihood of each token but the first, given those before it."""
     requests = [Request(request_id=str(n), prompt=tuple(ids), sampling=_EXPLAINED) for n, ids in enumerate(texts)]
-    answers = language.loop.ask(requests)
+    answers = language.loop.ask(requests, tell=tell)
     for answer in answers:
         if answer.error is not None:
             raise DataError(f"the engine refuses a text: {answer.error}")
