@@ -109,7 +109,8 @@ def test_run_directory_is_told_what_makes_a_model_folder_of_it(values: dict[str,
     (tmp_path / "runs" / "mine" / "run.json").write_text("{}")
     with pytest.raises(RecipeError) as caught:
         planned(tmp_path, values | {"model": {"source": "runs/mine"}})
-    assert "tpuctl export runs/mine FOLDER" in str(caught.value.hint)
+    remedy = "name it in model.checkpoint" if values is SERVE else "tpuctl export runs/mine FOLDER"
+    assert remedy in str(caught.value.hint)
 
 
 def _cut(folder: Path) -> None:
