@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from tests.fakes.model_folders import write_model
+from tests.fakes.model_folders import CONFIG, write_model
 from tests.infer.inputs import Job, job, read, write
 from tests.infer.plans import prompt_plan, replica_plan, sampling_plan, task_plan
 from tpuctl.errors import DataError, UsageError
@@ -30,14 +30,13 @@ TEMPLATE = """{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}\
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model whose tokens are bytes, with a chat template."""
     root = tmp_path_factory.mktemp("bytes")
-    write_model(root)
+    write_model(root, config=CONFIG | {"bos_token_id": END, "eos_token_id": END})
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={x: i for i, x in enumerate(letters)} | {"</s>": END}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["</s>"])
     tokenizer.save(str(root / "tokenizer.json"))
-    (root / "generation_config.json").write_text(json.dumps({"eos_token_id": END}))
     (root / "chat_template.jinja").write_text(TEMPLATE)
     return root
 

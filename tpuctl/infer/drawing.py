@@ -41,7 +41,6 @@ class Drawing:
 
         Raises:
             UsageError: the plan's JSON schema is none, or one that can't be bound.
-            DataError: as ``compiler`` does.
         """
         self._plan = plan
         self._common = {name: getattr(plan, name) for name in (*SAMPLING_COLUMNS, "n") if name in _PARAMETERS}

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 
+from tpuctl.engine.compiling import compiler_of
 from tpuctl.engine.engine import create_engine
 from tpuctl.engine.grammar import GrammarCompiler
 from tpuctl.engine.options import EngineOptions
 from tpuctl.engine.runner import RunnerOptions
-from tpuctl.errors import DataError, WeightsError
+from tpuctl.errors import WeightsError
 from tpuctl.infer.engine_loop import EngineLoop
 from tpuctl.infer.prompts import Prompts, fitted, prompts_of
 from tpuctl.mesh import create_mesh
@@ -95,16 +96,9 @@ class Language:
         return fitted(wanted, room=room, max_length=self.max_length, truncate=plan.too_long == "truncate")
 
     def compiler(self) -> GrammarCompiler:
-        """Of grammars over the model's tokens.
-
-        Raises:
-            DataError: the tokenizer has no form that they can be compiled over.
-        """
-        if self.tokenizer_file is None:
-            raise DataError("the model folder has no tokenizer.json, and answers bound to a schema need one")
-        text = self.tokenizer_file.read_text("utf-8")
-        eos_ids = self.tokenizer.special.eos_ids
-        return GrammarCompiler(text, vocab_size=self.tokenizer.vocab_size, eos_ids=eos_ids)
+        """Of grammars over the model's tokens."""
+        text = None if self.tokenizer_file is None else self.tokenizer_file.read_text("utf-8")
+        return compiler_of(self.tokenizer, tokenizer_json=text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
