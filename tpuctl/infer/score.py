@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -136,7 +137,7 @@ def _choices(plan: TaskPlan, rows: pa.Table) -> tuple[dict[int, tuple[str, ...]]
     return choices, bad
 
 
-def _told(worth: Mapping[int, list[list[float]]]) -> Iterator[tuple[str, pa.DataType, list[list[float]]]]:
+def _told(worth: Mapping[int, list[list[float]]]) -> Iterator[tuple[str, pa.DataType, list[list[Any]]]]:
     """The new columns: name, type of one value, and for each row the value of each of its texts."""
     totals = [[math.fsum(logprobs) for logprobs in texts] for texts in worth.values()]
     counts = [[len(logprobs) for logprobs in texts] for texts in worth.values()]

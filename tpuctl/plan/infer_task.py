@@ -9,8 +9,9 @@ from tpuctl.plan.here import Here
 from tpuctl.plan.infer_schema import SAMPLING_COLUMNS, PromptPlan, SamplingPlan, TaskPlan
 from tpuctl.plan.places import storage_place
 from tpuctl.plan.row_template import columns
+from tpuctl.recipe.inference import PromptTable, SamplingTable
 from tpuctl.recipe.origin import Findings
-from tpuctl.recipe.schema import InferenceRecipe, PromptTable, SamplingTable
+from tpuctl.recipe.schema import InferenceRecipe
 
 _LANGUAGE = ("generate", "score", "classify")
 _TEMPLATES = ("text", "user", "system")
