@@ -7,7 +7,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -33,12 +33,17 @@ HOST = Victim(name="host", words=("raylet", "--raylet_socket_name", "raylet.1"))
 CLUSTER = Victim(name="cluster", words=("keeper.py",), ends_job=True)
 
 
-def break_off(tpuctl: Command, *infer: object, victims: Sequence[Victim]) -> str:
-    """Call ``tpuctl infer``, kill these in turn at random moments, end it; what jobs said until they ended."""
+def break_off(tpuctl: Command, *infer: object, victims: Sequence[Victim], count_parts: Callable[[], int]) -> str:
+    """Call ``tpuctl infer``, kill these in turn at random moments, end it; what jobs said until they ended.
+
+    Every other kill is at work, after one more part is done; the others are at any moment, while hosts start, too.
+    """
     chance, said, lost_host = random.Random(0), "", False
     process = tpuctl.start("infer", *infer)
-    for victim in victims:
-        time.sleep(chance.uniform(0.5, 4))
+    for number, victim in enumerate(victims):
+        if number % 2 == 0:
+            _wait_for_more(count_parts, running=process)
+        time.sleep(chance.uniform(0.1, 3))
         _kill_one(tpuctl, chance, victim, running=process)
         lost_host = lost_host or victim is HOST
         if not victim.ends_job:
@@ -67,6 +72,14 @@ def _kill_one(tpuctl: Command, chance: random.Random, victim: Victim, *, running
         assert time.monotonic() < deadline, f"no {victim.name} came"
         time.sleep(0.1)
     chance.choice(found).send_signal(signal.SIGKILL)
+
+
+def _wait_for_more(count_parts: Callable[[], int], *, running: subprocess.Popen[str]) -> None:
+    before, deadline = count_parts(), time.monotonic() + 180
+    while count_parts() <= before:
+        assert running.poll() is None, f"over before the last kill: {running.communicate()}"
+        assert time.monotonic() < deadline, "no part is done"
+        time.sleep(0.1)
 
 
 def _wait_for_none(tpuctl: Command, victim: Victim) -> None:
