@@ -54,4 +54,4 @@ def prompt_plan(**changes: Any) -> PromptPlan:
 
 
 def replica_plan(*, tensor: int = 1) -> ReplicaPlan:
-    return ReplicaPlan(tensor=tensor, page_size=16, num_pages=32, min_step_tokens=tensor, max_step_tokens=32)
+    return ReplicaPlan(tensor=tensor, page_size=16, num_pages=32, min_step_tokens=16, max_step_tokens=32)
