@@ -66,8 +66,8 @@ def train_host(config: dict[str, Any]) -> HostResult:
     from tpuctl.train.devices import verify_devices
     from tpuctl.train.loop import run
 
-    # Both tell of every step of a save; what matters of it comes as our own events.
-    for name in ("absl", "orbax"):
+    # They tell of every step of a save and every small file; what matters of it comes as our own events.
+    for name in ("absl", "orbax", "fsspec", "gcsfs"):
         logging.getLogger(name).setLevel(logging.WARNING)
     simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
     verify_devices(given.plan, simulated=simulated)
