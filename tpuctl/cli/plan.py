@@ -42,16 +42,20 @@ def resolve_recipe(recipe: Path, overrides: Sequence[str]) -> Plan:
     return resolve_here(load_recipe(recipe, overrides=overrides))
 
 
-def resolve_here(recipe: Recipe) -> Plan:
-    """The plan of a loaded recipe here and now, once the model folder it may name has been looked into."""
+def resolve_here(recipe: Recipe, *, buckets: bool = True) -> Plan:
+    """The plan of a loaded recipe here and now, once the model folder it may name has been looked into.
+
+    Without ``buckets`` nothing is contacted, and what a folder in a bucket would decide is not to be relied on.
+    """
     from tpuctl.plan.onsite import look_here
     from tpuctl.plan.resolve import resolve
-    from tpuctl.plan.source import read_source
+    from tpuctl.plan.source import read_source, unseen_source
 
     cwd = current_directory()
-    source = read_source(recipe, environ=os.environ, cwd=cwd)
+    source = None if buckets else unseen_source(recipe, environ=os.environ, cwd=cwd)
+    source = source or read_source(recipe, environ=os.environ, cwd=cwd)
     plan = resolve(recipe, environ=os.environ, cwd=cwd, source=source)
-    return look_here(plan, recipe, home=os.environ.get("HOME"))
+    return look_here(plan, recipe, home=os.environ.get("HOME"), buckets=buckets)
 
 
 def current_directory() -> Path:

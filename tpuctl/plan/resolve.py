@@ -85,7 +85,7 @@ def _resolve_training(
     lora = plan_lora(recipe, source=source, here=here, findings=findings)
     run = plan_run(recipe, here=here, findings=findings)
     data = plan_data(recipe, tokenizer=tokenizer, here=here, findings=findings)
-    job = plan_job(recipe, environ=environ, findings=findings)
+    job = plan_job(recipe, environ=environ, here=here, findings=findings)
     optim = _optim(recipe, findings)
     _check_cadence(recipe, data, findings)
     mesh = plan_mesh(recipe, slices, model, findings=findings) if slices and model else None
@@ -125,7 +125,7 @@ def _resolve_custom(recipe: CustomRecipe, *, environ: Mapping[str, str], here: H
     findings = Findings(origin=recipe.origin)
     slices = plan_slices(recipe, findings=findings)
     run = plan_run(recipe, here=here, findings=findings)
-    job = plan_job(recipe, environ=environ, findings=findings)
+    job = plan_job(recipe, environ=environ, here=here, findings=findings)
     work = _work(recipe.job, here=here, findings=findings)
     findings.settle()
     assert slices is not None  # None only together with a problem

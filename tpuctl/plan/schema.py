@@ -146,11 +146,15 @@ class RunPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobPlan:
-    """How the job is run. ``env`` goes to every process; ``secrets`` too, but is masked wherever we print."""
+    """How the job is run. ``env`` goes to every process; ``secrets`` too, but is masked wherever we print.
+
+    ``compile_cache`` None is the cache of the host's environment, else a folder in the run directory.
+    """
 
     env: dict[str, str]
     secrets: dict[str, str]
     pip: tuple[str, ...]
+    compile_cache: str | None
     max_failures: int
     timeout_seconds: float | None
     start_timeout_seconds: float

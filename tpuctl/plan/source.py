@@ -22,6 +22,7 @@ from tpuctl.plan.places import storage_place
 from tpuctl.plan.weights_header import check_header
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import InferenceRecipe, Recipe, ServingRecipe, TrainingRecipe
+from tpuctl.storage import is_gcs
 
 ModelErrors = (WeightsError, StorageError, ModelConfigError)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -35,6 +36,33 @@ class ModelSource:
     spec: ModelSpec
     family: str
     has_tokenizer: bool
+
+
+# Stands for a model that is not looked at: nothing that depends on a model's sizes is refused with it.
+_UNSEEN = ModelSpec(
+    name="unseen",
+    vocab_size=1 << 20,
+    hidden_size=8,
+    num_layers=1,
+    num_heads=1024,
+    num_kv_heads=1024,
+    head_dim=2,
+    mlp_size=1024,
+)
+
+
+def unseen_source(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str] | str) -> ModelSource | None:
+    """A stand-in for the model folder in a bucket that a recipe names, None where it names none there.
+
+    Raises:
+        RecipeError: the URI names no bucket.
+    """
+    if not isinstance(recipe, TrainingRecipe | ServingRecipe) or not is_gcs(recipe.model.source or ""):
+        return None
+    findings, here = Findings(origin=recipe.origin), Here.of(cwd, environ)
+    uri = storage_place("model.source", str(recipe.model.source), here=here, findings=findings)
+    findings.settle()
+    return ModelSource(uri=uri, spec=_UNSEEN, family="llama", has_tokenizer=True)
 
 
 def read_source(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str] | str) -> ModelSource | None:
