@@ -5,10 +5,8 @@ Ready means: every shape is compiled, and the engine says what the plain forward
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,6 @@ from tpuctl.engine.runner import RunnerOptions
 from tpuctl.entrypoints.programs import keep_programs
 from tpuctl.errors import DataError, JobFailedError
 from tpuctl.mesh import create_mesh
-from tpuctl.model_folder import CONFIG_FILE, GENERATION_FILE, tokenizer_files
 from tpuctl.nn.decoder import TokenRows
 from tpuctl.nn.params import ParamTree, bind, init_params, param_shardings
 from tpuctl.nn.weights import load_params
@@ -36,9 +33,10 @@ from tpuctl.serve.generation import MakeGrammar
 from tpuctl.serve.grammars import grammar_maker
 from tpuctl.serve.served import Served
 from tpuctl.serve.server import Loaded
-from tpuctl.storage import NotFoundError, join, open_storage
-from tpuctl.text import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from tpuctl.storage import join
+from tpuctl.text import TOKENIZER_FILE, Tokenizer
 from tpuctl.text.chat import Chat, load_chat
+from tpuctl.text.place import TokenizerRef
 from tpuctl.text.template_files import find_templates
 from tpuctl.train.devices import verify_devices
 
@@ -183,18 +181,14 @@ def _said(engine: Engine, prompt: tuple[int, ...], *, steps: int) -> list[int]:
 
 
 def _text(plan: ServingPlan) -> tuple[Tokenizer, Chat | None, MakeGrammar | None]:
-    with _local_folder(plan.text) as name:
-        tokenizer = load_tokenizer(name, directory=Path(plan.run.directory), vocab_size=plan.model.vocab_size)
-        source = _template_source(plan.text)
-        if name == "bytes":
-            chat = None if source is None else load_chat(tokenizer, folder=None, source=source)
-            return tokenizer, chat, None
-        folder = Path(name) if Path(name).is_dir() else Path(name).parent
-        chat = None
-        if source is not None or find_templates(folder):
-            chat = load_chat(tokenizer, folder=folder, source=source)
-        file = folder / TOKENIZER_FILE
-        make_grammar = grammar_maker(file.read_text("utf-8"), tokenizer=tokenizer) if file.is_file() else None
+    place = TokenizerRef(name=plan.text.tokenizer, directory=plan.run.directory, vocab_size=plan.model.vocab_size)
+    tokenizer, folder = place.load(), place.folder()
+    source = _template_source(plan.text)
+    chat = None
+    if source is not None or (folder is not None and find_templates(folder)):
+        chat = load_chat(tokenizer, folder=folder, source=source)
+    file = folder and folder / TOKENIZER_FILE
+    make_grammar = grammar_maker(file.read_text("utf-8"), tokenizer=tokenizer) if file and file.is_file() else None
     return tokenizer, chat, make_grammar
 
 
@@ -205,20 +199,3 @@ def _template_source(text: TextPlan) -> str | None:
         return Path(text.chat_template).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{text.chat_template} can't be read: {error}", hint="is it on this host?") from error
-
-
-@contextmanager
-def _local_folder(text: TextPlan) -> Iterator[str]:
-    """The tokenizer's place on this host's disk: what is in a bucket is copied for the length of the block."""
-    if "://" not in text.tokenizer:
-        yield text.tokenizer
-        return
-    folder = text.tokenizer.rpartition("/")[0] if text.tokenizer.endswith(".json") else text.tokenizer
-    with tempfile.TemporaryDirectory(prefix="tpuctl-tokenizer-") as local:
-        for name in (*tokenizer_files(folder), CONFIG_FILE, GENERATION_FILE):
-            place = join(folder, name)
-            try:
-                Path(local, name).write_bytes(open_storage(place).read(place).data)
-            except NotFoundError:
-                continue
-        yield local
