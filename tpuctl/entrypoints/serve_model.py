@@ -33,7 +33,6 @@ from tpuctl.serve.generation import MakeGrammar
 from tpuctl.serve.grammars import grammar_maker
 from tpuctl.serve.served import Served
 from tpuctl.serve.server import Loaded
-from tpuctl.storage import join
 from tpuctl.text import TOKENIZER_FILE, Tokenizer
 from tpuctl.text.chat import Chat, load_chat
 from tpuctl.text.place import TokenizerRef
