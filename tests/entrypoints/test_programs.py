@@ -68,12 +68,18 @@ def test_programs_in_a_bucket_are_written_once_and_read_by_the_next_start(
 
 def test_missing_bucket_or_right_is_told_and_programs_are_compiled(gcs: GcsService) -> None:
     said, value = start(plan_with("gs://no-such-bucket/programs"))
-    assert said == ["compiled programs are not kept: there is no bucket 'no-such-bucket'"]
+    assert said[0].startswith("compiled programs are not kept: gs://no-such-bucket/programs/")
+    assert "there is no bucket 'no-such-bucket'" in said[0]
     assert jax.config.jax_compilation_cache_dir is None
     gcs.fail(op="insert", status=403, message="x does not have storage.objects.create access", times=None)
     said, again = start(plan_with(SHARED))
     assert "storage.objects.create" in said[0]
     assert again == value
+
+
+def test_missing_bucket_in_the_environment_is_told_too(gcs: GcsService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, "gs://no-such-bucket/programs")
+    assert "there is no bucket 'no-such-bucket'" in start(plan_with(None))[0][0]
 
 
 def test_damaged_program_is_a_warning_and_is_compiled_anew(gcs: GcsService) -> None:

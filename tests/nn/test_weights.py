@@ -55,7 +55,7 @@ def test_damaged_byte_of_weights_in_a_bucket_is_noticed(gcs: GcsService, tmp_pat
     assert load(folder).bytes_read == sum(values.nbytes for values in tensors.values())
     for skip in (1, 5, 11):  # after the header
         gcs.serve_well()
-        fault = gcs.fail(op="read", name=r"\.safetensors", skip=skip, corrupt=True)
+        fault = gcs.fail(op="read", name=r"\.safetensors$", skip=skip, corrupt=True)
         with pytest.raises(WeightsError, match=r"model\.safetensors: its bytes arrived damaged"):
             load(folder)
         assert fault.hits == 1

@@ -25,9 +25,10 @@ def keep_programs(plan: Plan, *, tell: Callable[[str], None]) -> None:
     A folder that can't be used is told of, and then nothing is kept: compiling anew is slow, and right. What goes wrong
     with a single program later is a warning of JAX's.
     """
-    if plan.job.compile_cache is None and os.environ.get(CACHE_VARIABLE):
+    of_host = os.environ.get(CACHE_VARIABLE)
+    if plan.job.compile_cache is None and of_host and not is_gcs(of_host):
         return
-    folder: str | None = plan.job.compile_cache or join(plan.run.directory, "compiled")
+    folder: str | None = plan.job.compile_cache or of_host or join(plan.run.directory, "compiled")
     try:
         _require_usable(str(folder))
     except StorageError as error:
