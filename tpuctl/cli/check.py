@@ -38,6 +38,7 @@ def _unseen(plan: Plan) -> list[str]:
 
     if isinstance(plan, TrainingPlan | ServingPlan):
         uri = plan.weights.uri if plan.weights else ""
+        uri = plan.checkpoint.run if isinstance(plan, ServingPlan) and plan.checkpoint else uri
     else:
         uri = plan.model.uri if isinstance(plan, InferencePlan) and plan.model else ""
     if not is_gcs(uri):

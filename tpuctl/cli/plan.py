@@ -13,8 +13,9 @@ from tpuctl.cli.options import Output, OutputOption, RecipeArgument, SetOption
 from tpuctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from tpuctl.plan.custom_schema import WorkPlan
     from tpuctl.plan.infer_schema import TaskPlan
-    from tpuctl.plan.schema import InferencePlan, Plan, TrainingPlan, WorkPlan
+    from tpuctl.plan.schema import InferencePlan, Plan, TrainingPlan
     from tpuctl.recipe.schema import Recipe
 
 
@@ -72,8 +73,8 @@ def current_directory() -> Path:
 
 def describe(plan: Plan) -> str:
     """A masked plan for people, one line per part."""
-    from tpuctl.cli.describe_serving import describe_serving
-    from tpuctl.plan.schema import CustomPlan, InferencePlan, ServingPlan, TrainingPlan
+    from tpuctl.cli.describe_serving import describe_embedding, describe_serving
+    from tpuctl.plan.schema import CustomPlan, EmbeddingPlan, InferencePlan, ServingPlan, TrainingPlan
 
     lines = [("run", f"{plan.run.name} in {plan.run.directory}"), ("slice", _slice(plan))]
     if isinstance(plan, TrainingPlan):
@@ -84,6 +85,8 @@ def describe(plan: Plan) -> str:
         lines += _inference(plan)
     if isinstance(plan, ServingPlan):
         lines += describe_serving(plan)
+    if isinstance(plan, EmbeddingPlan):
+        lines += describe_embedding(plan)
     lines.append(("job", _job(plan)))
     if isinstance(plan, TrainingPlan):
         lines.append(("memory", _memory(plan)))

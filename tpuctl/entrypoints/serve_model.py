@@ -22,6 +22,7 @@ from tpuctl.engine.options import EngineOptions, buckets
 from tpuctl.engine.request import Request, SamplingParams
 from tpuctl.engine.runner import RunnerOptions
 from tpuctl.entrypoints.programs import keep_programs
+from tpuctl.entrypoints.serve_checkpoint import exported_checkpoint
 from tpuctl.errors import DataError, JobFailedError
 from tpuctl.mesh import create_mesh
 from tpuctl.nn.decoder import TokenRows
@@ -57,7 +58,11 @@ def load_model(plan: ServingPlan, *, simulated: bool, tell: Tell) -> Loaded:
         JobFailedError: The engine does not say what the model says.
     """
     verify_devices(plan, simulated=simulated)
-    plan = with_local_folders(plan, tell=tell)
+    with exported_checkpoint(plan, tell=tell) as found:
+        return _loaded(with_local_folders(found, tell=tell), tell=tell)
+
+
+def _loaded(plan: ServingPlan, *, tell: Tell) -> Loaded:
     keep_programs(plan, tell=lambda text: tell("programs", detail=text))
     mesh = create_mesh(plan.mesh)
     tokenizer, chat, make_grammar = _text(plan)
@@ -179,7 +184,7 @@ def _said(engine: Engine, prompt: tuple[int, ...], *, steps: int) -> list[int]:
     return said
 
 
-def _text(plan: ServingPlan) -> tuple[Tokenizer, Chat | None, MakeGrammar | None]:
+def _text(plan: ServingPlan) -> tuple[Tokenizer, Chat | None, MakeGrammar]:
     place = TokenizerRef(name=plan.text.tokenizer, directory=plan.run.directory, vocab_size=plan.model.vocab_size)
     tokenizer, folder = place.load(), place.folder()
     source = _template_source(plan.text)
@@ -187,8 +192,8 @@ def _text(plan: ServingPlan) -> tuple[Tokenizer, Chat | None, MakeGrammar | None
     if source is not None or (folder is not None and find_templates(folder)):
         chat = load_chat(tokenizer, folder=folder, source=source)
     file = folder and folder / TOKENIZER_FILE
-    make_grammar = grammar_maker(file.read_text("utf-8"), tokenizer=tokenizer) if file and file.is_file() else None
-    return tokenizer, chat, make_grammar
+    text = file.read_text("utf-8") if file and file.is_file() else None
+    return tokenizer, chat, grammar_maker(text, tokenizer=tokenizer)
 
 
 def _template_source(text: TextPlan) -> str | None:

@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 from tpuctl.modelspec import ModelSpec
 from tpuctl.plan.chat_schema import ChatPlan
+from tpuctl.plan.custom_schema import WorkPlan
 from tpuctl.plan.decode import PlanFormatError, decode
 from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, SourcePlan, TaskPlan
-from tpuctl.plan.serve_schema import EndpointPlan, EnginePlan, TextPlan
+from tpuctl.plan.serve_schema import EncoderPlan, EndpointPlan, EnginePlan, ServedCheckpointPlan, TextPlan
 from tpuctl.plan.weights_schema import LoraPlan, WeightsPlan
 
 PLAN_SCHEMA = "tpuctl.plan/1"
@@ -188,22 +189,6 @@ class BudgetPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WorkPlan:
-    """What a custom job runs on every host, and which of the user's files travel with it.
-
-    Either ``command``, word by word as it is executed (no shell reads it), or ``function``, as ``module:name``.
-    ``directory`` is an absolute path on the submitting machine, None if no files travel; ``include`` and ``exclude``
-    are relative to it, the latter in the language of ``.gitignore``.
-    """
-
-    command: tuple[str, ...]
-    function: str | None
-    directory: str | None
-    include: tuple[str, ...]
-    exclude: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """One job, wholly decided: what jobs of every kind have."""
 
@@ -251,13 +236,23 @@ class InferencePlan(Plan):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingPlan(Plan):
-    """An endpoint: a model behind OpenAI's API. Without ``weights`` they are drawn from ``engine.seed``."""
+    """An endpoint: a model behind OpenAI's API. Without ``weights`` and ``checkpoint`` they are drawn from
+    ``engine.seed``."""
 
     mesh: MeshPlan
     model: ModelSpec
     weights: WeightsPlan | None
+    checkpoint: ServedCheckpointPlan | None
     text: TextPlan
     engine: EnginePlan
+    endpoint: EndpointPlan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingPlan(Plan):
+    """An endpoint of an encoder: texts to vectors behind OpenAI's API."""
+
+    encoder: EncoderPlan
     endpoint: EndpointPlan
 
 
@@ -285,7 +280,8 @@ def plan_from_json(document: dict[str, Any]) -> Plan:
     fields = {key: value for key, value in document.items() if key != "schema"}
     if fields.get("kind") not in PLANS:
         raise PlanFormatError(f"plan.kind: expected one of {tuple(PLANS)}, got {fields.get('kind')!r}")
-    plan: Plan = decode(PLANS[fields["kind"]], fields, "plan")
+    kind = EmbeddingPlan if "encoder" in fields else PLANS[fields["kind"]]
+    plan: Plan = decode(kind, fields, "plan")
     return plan
 
 
