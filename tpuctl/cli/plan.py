@@ -53,8 +53,8 @@ def resolve_here(recipe: Recipe, *, buckets: bool = True) -> Plan:
     from tpuctl.plan.source import read_source, unseen_source
 
     cwd = current_directory()
-    source = None if buckets else unseen_source(recipe, environ=os.environ, cwd=cwd)
-    source = source or read_source(recipe, environ=os.environ, cwd=cwd)
+    unseen = None if buckets else unseen_source(recipe, environ=os.environ, cwd=cwd)
+    source = unseen or read_source(recipe, environ=os.environ, cwd=cwd)
     plan = resolve(recipe, environ=os.environ, cwd=cwd, source=source)
     return look_here(plan, recipe, home=os.environ.get("HOME"), buckets=buckets)
 
