@@ -71,7 +71,9 @@ def own_elements(params: Any) -> tuple[int, int]:
     return needed, held
 
 
-def start(options: dict[str, Any], *, processes: int, devices: int) -> list[subprocess.Popen[str]]:
+def start(
+    options: dict[str, Any], *, processes: int, devices: int, module: str = "tests.fakes.weights_host"
+) -> list[subprocess.Popen[str]]:
     """The processes, each with so many virtual CPU devices."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -85,7 +87,7 @@ def start(options: dict[str, Any], *, processes: int, devices: int) -> list[subp
     asked = [options | {"address": address, "processes": processes, "process": i} for i in range(processes)]
     return [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.fakes.weights_host", json.dumps(one)],
+            [sys.executable, "-m", module, json.dumps(one)],
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,

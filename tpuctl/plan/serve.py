@@ -70,9 +70,9 @@ def resolve_serving(
 
 def _slices(recipe: ServingRecipe, findings: Findings) -> SlicePlan | None:
     slices = plan_slices(recipe, findings=findings)
-    if slices is not None and slices.total_hosts > 1:
-        message = f"{slices.total_hosts} hosts; a model is served from one host"
-        findings.refuse("slice.topology", message, "choose a slice of one host, such as 1x1, 2x2 or v6e 2x4")
+    if slices is not None and slices.slices > 1:
+        message = f"{slices.slices} slices; a model is split over the chips of one"
+        findings.refuse("slice.slices", message, "leave it out, and choose a larger topology for a larger model")
     return slices
 
 

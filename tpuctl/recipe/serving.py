@@ -12,12 +12,12 @@ from tpuctl.recipe.settings import LARGEST_INT, setting
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedSliceTable(SliceTable):
-    """The TPU slice the endpoint gets whole: one host."""
+    """The TPU slice the model gets whole: one host or several."""
 
     topology: str | None = setting(
         None,
-        doc="Shape of the slice in chips, one host of them: 1x1, 2x2, or v5e and v6e 2x4. `tpuctl slices` lists them.",
-        example="2x2",
+        doc="Shape of the slice in chips, over which the model is split. `tpuctl slices` lists them.",
+        example="2x4",
         absent="from the accelerator, where that leaves no choice",
         also=("tpu_topology", "shape"),
     )

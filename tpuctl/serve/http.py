@@ -142,8 +142,7 @@ class Front:
         answer: CompletionAnswer | ChatAnswer,
         stream: bool,
     ) -> Response:
-        assert self.serving is not None, "checked by _serving"
-        work = _Work(ask=ask, answer=answer, serving=self.serving, timeout_seconds=_timeout(request))
+        work = _Work(ask=ask, answer=answer, serving=self._serving(None), timeout_seconds=_timeout(request))
         if not stream:
             return Json(await while_connected(request.receive, work.whole()))
         events = work.events()

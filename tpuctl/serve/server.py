@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import uvicorn
@@ -21,11 +22,12 @@ _KEEP_ALIVE_SECONDS = 75
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:
-    """A model that is ready to be served."""
+    """A model that is ready to be served. ``lost`` gets the reason if what it runs on is lost under it."""
 
     engine: EngineLike
     served: Served
     make_grammar: MakeGrammar | None = None
+    lost: Future[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,21 +81,20 @@ class Server:
     async def run(self, load: Callable[[], Loaded], *, on_ready: Callable[[], None]) -> None:
         """Listen, load the model on another thread, serve it until told to stop (SIGTERM, SIGINT or ``stop``).
 
+        A model whose hosts are lost is loaded again; until it is ready, requests are answered 503.
+
         Raises:
             TpuctlError: Whatever ``load`` raises; nothing listens any more then.
         """
         listening = asyncio.create_task(self._uvicorn.serve(sockets=[self._socket]))
-        bridge: Bridge | None = None
         try:
-            loaded = await asyncio.to_thread(load)
-            bridge = self._serve(loaded)
-            on_ready()
-            await asyncio.shield(listening)
+            while not listening.done():
+                bridge = self._serve(await asyncio.to_thread(load))
+                on_ready()
+                await self._until_lost(bridge, listening)
         finally:
             self.stop()
             await listening
-            if bridge is not None:
-                await bridge.close()
 
     def stop(self) -> None:
         """Take no more connections, let answers under way end, return from ``run``."""
@@ -101,9 +102,23 @@ class Server:
             self._front.serving.bridge.draining = True
         self._uvicorn.should_exit = True
 
+    async def _until_lost(self, bridge: Bridge, listening: asyncio.Task[None]) -> None:
+        """Until nothing listens any more, or there is nothing to serve with."""
+        lost = asyncio.create_task(bridge.lost.wait())
+        try:
+            await asyncio.wait([listening, lost], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            lost.cancel()
+            if bridge.lost.is_set():
+                self._front.serving = None
+            await bridge.close()
+
     def _serve(self, loaded: Loaded) -> Bridge:
         bridge = Bridge(loaded.engine, max_in_flight=self._options.max_in_flight)
         bridge.start()
+        if loaded.lost is not None:
+            loop = asyncio.get_running_loop()
+            loaded.lost.add_done_callback(lambda lost: loop.call_soon_threadsafe(bridge.lose, lost.result()))
         self._front.serving = Serving(
             served=loaded.served,
             bridge=bridge,
