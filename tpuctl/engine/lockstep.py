@@ -185,7 +185,7 @@ class Follower:
         if frame.kind == "launch":
             self._launch(frame.number, _batch(values), runner)
         elif frame.kind == "explain":
-            # Programs that do not wait for each other must not meet on the wire: hosts might take them in another order.
+            # Programs that don't wait for each other must not meet on the wire: hosts might take them in other orders.
             runner.fetch(self._launched[max(self._launched)], explained=False)
             told = runner.explain(self._launched[values["step"]], places=values["places"], targets=values["targets"])
             self._answer("explained", frame.number, lambda: _result_values(told))

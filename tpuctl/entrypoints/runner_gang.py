@@ -55,11 +55,13 @@ class RunnerGang:
             HostLostError: One of them is gone.
         """
         began = time.monotonic()
-        seats: list[Seat] = self._get([actor.seat.remote() for actor in self._actors])
-        numbers = deal_ranks(seats, slices=1, hosts=self._plan.slice.hosts)
+        found: list[tuple[Seat, int]] = self._get([actor.seat.remote() for actor in self._actors])
+        numbers = deal_ranks([seat for seat, _ in found], slices=1, hosts=self._plan.slice.hosts)
         channels = self._channels(numbers, began)
-        where = ", ".join(f"{number} on {seat.node}" for number, seat in sorted(zip(numbers, seats, strict=True)))
-        tell("joined", seconds=time.monotonic() - began, detail=f"slice {seats[0].slice_name}: hosts {where}")
+        seats = [found[numbers.index(number)] for number in range(len(found))]
+        where = ", ".join(f"{number} on {seat.node}" for number, (seat, _) in enumerate(seats))
+        detail = f"slice {seats[0][0].slice_name}: hosts {where}"
+        tell("joined", seconds=time.monotonic() - began, detail=detail, pids=[pid for _, pid in seats])
         self._hosts = Lockstep(channels, step_seconds=STEP_SECONDS, start_seconds=self._seconds)
         if self._ended.is_set():
             self._hosts.lose(self._words())

@@ -45,9 +45,9 @@ class RunnerHost:
         assert isinstance(plan, ServingPlan), "the serve entrypoint sends one"
         self._plan = plan
 
-    def seat(self) -> Seat:
-        """Which host of which slice this is."""
-        return take_seat()
+    def seat(self) -> tuple[Seat, int]:
+        """Which host of which slice this is, and its process id there."""
+        return take_seat(), os.getpid()
 
     def free_address(self) -> str:
         """An address of this host for the JAX processes to meet at."""

@@ -8,6 +8,7 @@ sockets; Ray only starts them and tells when one has died. A lost host costs all
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
@@ -33,7 +34,7 @@ class GangModel:
         self._tell = tell
         self._held = ExitStack()
         self._failures = 0
-        self._began = False
+        self._lost: Future[str] | None = None
         self._closed = False
 
     def load(self) -> Loaded:
@@ -44,26 +45,29 @@ class GangModel:
             JobFailedError: Hosts were lost too often.
             TpuctlError: The plan can't be run.
         """
-        if self._began:
-            self._count_loss()
-        self._began = True
+        if self._lost is not None:
+            self._take_loss(self._lost.result())
         while True:
             try:
-                return self._load()
+                loaded = self._load()
             except HostLostError as error:
-                self._tell("lost", detail=error.message)
-                self._count_loss()
+                self._take_loss(error.message)
+                continue
+            self._lost = loaded.lost
+            return loaded
 
     def close(self) -> None:
         """End the hosts' processes and free the slice."""
         self._closed = True
         self._held.close()
 
-    def _count_loss(self) -> None:
+    def _take_loss(self, reason: str) -> None:
+        """Free the slice; another try unless there were enough."""
+        self._tell("lost", detail=f"{reason}; all hosts are started again")
         self._held.close()
         self._failures += 1
         if self._closed or self._failures > self._plan.job.max_failures:
-            raise JobFailedError(f"hosts of the slice were lost {self._failures} times")
+            raise JobFailedError(f"the hosts of the slice were lost {self._failures} times: {reason}")
 
     def _load(self) -> Loaded:
         plan, began = self._plan, time.monotonic()

@@ -1,4 +1,4 @@
-"""Telling how an endpoint goes: its events as they come, its figures every few seconds; to the terminal and the record."""
+"""Telling how an endpoint goes, on the terminal and in the record: events as they come, figures every few seconds."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ class Teller:
         if told and since < TELL_SECONDS:
             return
         self._figures = now
-        made = figures["output_tokens"] - told.get("output_tokens", figures["output_tokens"])
+        # An engine that was started again counts from zero.
+        made = max(0, figures["output_tokens"] - told.get("output_tokens", figures["output_tokens"]))
         if made or figures["running"] or figures["waiting"]:
             emit_event({**now, "tokens_per_second": made / since if since else None})

@@ -100,17 +100,25 @@ def _hidden_misfit(mesh: MeshPlan, model: ModelSpec) -> _Misfit | None:
 
 
 def _tensor_misfits(recipe: TrainingRecipe, mesh: MeshPlan, model: ModelSpec) -> Iterator[_Misfit]:
+    length = recipe.train.sequence_length
+    if length % mesh.tensor:
+        message = f"tensor {mesh.tensor} does not divide sequence_length {length}"
+        yield _Misfit(key="mesh.tensor", message=message, hint=f"use a divisor of {length}")
+    for message, hint in undivided(model, tensor=mesh.tensor):
+        yield _Misfit(key="mesh.tensor", message=message, hint=hint)
+
+
+def undivided(model: ModelSpec, *, tensor: int) -> Iterator[tuple[str, str]]:
+    """What of a model does not divide over so many devices, and which numbers of them would do."""
     sizes = {"num_heads": model.num_heads, "vocab_size": model.vocab_size}
     if model.mlp_layers:
         sizes["mlp_size"] = model.mlp_size
     if model.experts is not None:
         sizes["mlp_size of each expert,"] = model.experts.mlp_size
-    sizes["sequence_length"] = recipe.train.sequence_length
     for name, size in sizes.items():
-        if size % mesh.tensor:
-            message = f"tensor {mesh.tensor} does not divide {name} {size}"
-            yield _Misfit(key="mesh.tensor", message=message, hint=f"use a divisor of {size}")
+        if size % tensor:
+            yield f"tensor {tensor} does not divide {name} {size}", f"use a divisor of {size}"
     # Devices more numerous than key heads share them, so many to each.
-    if model.num_kv_heads % mesh.tensor and mesh.tensor % model.num_kv_heads:
-        message = f"tensor {mesh.tensor} neither divides num_kv_heads {model.num_kv_heads} nor is a multiple of it"
-        yield _Misfit(key="mesh.tensor", message=message, hint=f"use a divisor or a multiple of {model.num_kv_heads}")
+    if model.num_kv_heads % tensor and tensor % model.num_kv_heads:
+        message = f"tensor {tensor} neither divides num_kv_heads {model.num_kv_heads} nor is a multiple of it"
+        yield message, f"use a divisor or a multiple of {model.num_kv_heads}"

@@ -12,6 +12,7 @@ from tpuctl.modelspec import PRESETS, ModelSpec, num_parameters
 from tpuctl.plan.budget import gib
 from tpuctl.plan.environment import plan_job
 from tpuctl.plan.here import Here
+from tpuctl.plan.mesh import undivided
 from tpuctl.plan.places import plan_run, storage_place
 from tpuctl.plan.schema import JobPlan, MeshPlan, ServingPlan, SlicePlan
 from tpuctl.plan.serve_schema import EndpointPlan, EnginePlan, TextPlan
@@ -44,6 +45,8 @@ def resolve_serving(
     job = plan_job(recipe, environ=environ, findings=findings)
     text = _text(recipe, source, here=here, findings=findings)
     mesh = _mesh(recipe, slices, findings) if slices else None
+    if mesh is not None and model is not None:
+        _check_division(model, mesh, findings)
     endpoint = _endpoint(recipe, job, here=here, model=model, findings=findings)
     engine = _Memory(recipe, slices, model, findings).plan() if slices and model else None
     findings.settle()
@@ -125,6 +128,11 @@ def _mesh(recipe: ServingRecipe, slices: SlicePlan, findings: Findings) -> MeshP
         findings.refuse("mesh.tensor", message, f"leave it out, or choose a slice of {table.tensor}")
         return None
     return MeshPlan(slice=1, data=1, fsdp=1, tensor=devices)
+
+
+def _check_division(model: ModelSpec, mesh: MeshPlan, findings: Findings) -> None:
+    for message, hint in undivided(model, tensor=mesh.tensor):
+        findings.refuse("slice.topology", message, f"choose a slice of another number of devices: {hint}")
 
 
 def _endpoint(
