@@ -29,6 +29,8 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "chat_template.json",
+    "chat_templates/tool_use.jinja",
     "tokenizer.model",
     "vocab.json",
     "merges.txt",

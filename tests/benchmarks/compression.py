@@ -14,11 +14,11 @@ from pathlib import Path
 
 from tpuctl.entrypoints.corpus import build
 from tpuctl.text import load_tokenizer
+from tpuctl.text.place import TokenizerRef
 from tpuctl.train.baselines import Baseline, baselines, compressed_bits_per_byte, gzip_9, xz_9
 from tpuctl.train.data.columns import Columns
 from tpuctl.train.data.corpus import Corpus, iter_texts, open_corpus
 from tpuctl.train.data.stream import prepare_tokenizer
-from tpuctl.train.data.tokenizer_files import TokenizerRef
 
 MEANING = """\
 Bits per byte: bits to tell the held-out files, over their UTF-8 bytes. Every row also tells where files end.

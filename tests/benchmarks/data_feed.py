@@ -20,13 +20,13 @@ import ray
 
 from tpuctl.entrypoints.corpus import build
 from tpuctl.entrypoints.ray_feed import RayFeed
+from tpuctl.text.place import TokenizerRef
 from tpuctl.train.batch import BatchFeed
 from tpuctl.train.data.columns import Columns
 from tpuctl.train.data.corpus import open_corpus
 from tpuctl.train.data.feed import LocalFeed
 from tpuctl.train.data.packing import start_cursor
 from tpuctl.train.data.stream import Stream, prepare_tokenizer
-from tpuctl.train.data.tokenizer_files import TokenizerRef
 
 ROWS, SEQUENCE_LENGTH, VOCABULARY = range(16), 256, 2048
 FREE_STEPS, PACED_STEPS = 100, 30

@@ -27,7 +27,7 @@ from tpuctl.plan.weights_schema import WeightsPlan
 from tpuctl.recipe.load import build_recipe
 from tpuctl.recipe.source import Source
 from tpuctl.text.chat import load_chat
-from tpuctl.train.data.tokenizer_files import TokenizerRef
+from tpuctl.text.place import TokenizerRef
 
 URI = "builtin:tiny-llama"
 SERVE = {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -9,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import pytest
+import sentencepiece
 import tokenizers
 
 from tests.fakes.model_folders import CONFIG, write_model
@@ -21,17 +25,27 @@ from tpuctl.infer.generate import GenerateTask
 from tpuctl.infer.language import Language
 from tpuctl.infer.score import ClassifyTask, ScoreTask
 from tpuctl.infer.tasks import task_of
+from tpuctl.text.place import TokenizerRef
 
 TEXTS = ["w1 w2 w3", "w4", "", "w8 w7 w6 w5 w4 w3 w2 w1 w158 w157 w20 w30 w40", "w3 w3 w3 w3"]
 
 
 @pytest.fixture(scope="module")
-def language() -> Language:
+def language(tmp_path_factory: pytest.TempPathFactory) -> Language:
     """The tiny engine's model with a tokenizer with a word for each of its ids."""
-    words = {f"w{n}": n for n in range(VOCAB)}
+    folder = tmp_path_factory.mktemp("words")
+    write_words(folder, VOCAB)
+    tokenizer = TokenizerRef(name=str(folder), directory="", vocab_size=VOCAB).load()
+    return Language(loop=EngineLoop(tiny_engine()), tokenizer=tokenizer, max_length=40)
+
+
+def write_words(folder: Path, count: int, *, end: int | list[int] = 2) -> None:
+    """A tokenizer with the words ``w0``, ``w1``, …, and a model's files that say which ids end a text."""
+    words = {f"w{n}": n for n in range(count)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    return Language(loop=EngineLoop(tiny_engine()), tokenizer=tokenizer, max_length=40)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
 
 
 def rows(texts: list[str | None]) -> pa.Table:
@@ -42,7 +56,8 @@ def rows(texts: list[str | None]) -> pa.Table:
 
 
 def ids_of(language: Language, text: str) -> list[int]:
-    return list(language.tokenizer.encode(text).ids)
+    ids: list[int] = language.tokenizer.encode(text).ids.tolist()
+    return ids
 
 
 def log_likelihood(ids: list[int], *, first: int = 1) -> float:
@@ -109,11 +124,8 @@ def test_engine_that_fails_fails_those_who_wait() -> None:
 @pytest.mark.parametrize("kind", ["generate", "score", "classify"])
 def test_task_with_a_model_folder_runs_over_all_devices_and_a_job_is_finished(tmp_path, kind) -> None:
     write_model(tmp_path / "model")
-    words = {f"w{n}": n for n in range(CONFIG["vocab_size"])}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
-    texts = [" ".join(f"w{(7 * row + at) % len(words)}" for at in range(2 + row % 5)) for row in range(20)]
+    write_words(tmp_path / "model", CONFIG["vocab_size"])
+    texts = [" ".join(f"w{(7 * row + at) % CONFIG['vocab_size']}" for at in range(2 + row % 5)) for row in range(20)]
     write(tmp_path / "in", {"a.parquet": pa.table({"text": texts})})
     changes = {"kind": kind, "text_column": "text", "max_length": 32, "choices": ("w1", "w2 w3")}
     plan = job(tmp_path / "in", tmp_path / "out", **changes)
@@ -124,3 +136,31 @@ def test_task_with_a_model_folder_runs_over_all_devices_and_a_job_is_finished(tm
     assert table["text"].to_pylist() == texts
     new = {"generate": "output", "score": "perplexity", "classify": "choice"}[kind]
     assert table[new].null_count == 0
+
+
+def test_language_ends_at_every_id_that_the_folder_names_and_knows_its_added_tokens(tmp_path, monkeypatch) -> None:
+    write_model(tmp_path)
+    write_words(tmp_path, CONFIG["vocab_size"] - 1, end=[2, 7])
+    added = {str(CONFIG["vocab_size"] + row - 1): {"content": f"<{row}>", "special": True} for row in range(2)}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added, "eos_token": "w5"}))
+    asked = []
+    monkeypatch.setattr("tpuctl.infer.language.create_engine", lambda *_, options, **__: asked.append(options))
+    language = Language.of(task_plan(kind="generate", max_length=32), str(tmp_path))
+    assert [(options.eos_ids, options.real_vocab) for options in asked] == [((5, 2, 7), 320)]
+    prompts = language.prompts(rows(["w1 w2 w3", "w1 <0>", "w1 <1>"]), "text", room=8, truncate=False)
+    assert prompts.ids == {0: [1, 2, 3], 1: [1, 319]}
+    assert prompts.bad == {2: "token '<1>' is id 320, and the model has 320 rows"}
+
+
+def test_language_reads_a_sentencepiece_model_where_that_is_all_there_is(tmp_path, monkeypatch) -> None:
+    write_model(tmp_path)
+    text = "the words of which the pieces are made, a few of them, and the same once more"
+    made = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([text]), model_writer=made, model_type="bpe", vocab_size=60, minloglevel=2
+    )
+    (tmp_path / "tokenizer.model").write_bytes(made.getvalue())
+    monkeypatch.setattr("tpuctl.infer.language.create_engine", lambda *_, **__: None)
+    language = Language.of(task_plan(kind="score", max_length=128), str(tmp_path))
+    reference = sentencepiece.SentencePieceProcessor(model_proto=made.getvalue())
+    assert language.prompts(rows([text]), "text", room=1, truncate=False).ids == {0: [1, *reference.encode(text)]}

@@ -129,16 +129,24 @@ def test_config_that_is_no_json_names_the_file(tmp_path: Path) -> None:
             load(tmp_path)
 
 
-def test_known_ids_leaves_out_padding_rows_and_holes(tmp_path: Path) -> None:
-    assert load(write_tokenizer(tmp_path)).known_ids(10).tolist() == [True] * 7 + [False] * 3
-    assert ByteTokenizer().known_ids(260).tolist() == [True] * 257 + [False] * 3
+def test_holes_of_a_vocabulary_are_no_text_and_count_up_to_its_last_id(tmp_path: Path) -> None:
     holed = {**WORDS, "far": 9}
     backend = tokenizers.Tokenizer(models.WordLevel(holed, unk_token="[UNK]"))
     backend.add_special_tokens(["</s>"])
     backend.save(str(tmp_path / "tokenizer.json"))
     tokenizer = load(tmp_path)
-    assert tokenizer.known_ids(12).tolist() == [True] * 7 + [False] * 2 + [True] + [False] * 2
+    assert tokenizer.vocab_size == 10
     assert tokenizer.decode([0, 8, 11, 9]) == "a far"
+
+
+def test_prompts_together_have_the_ids_of_each_alone(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, bos=True)
+    write_json(tmp_path, tokenizer_config={"bos_token": "<s>", "eos_token": "</s>"})
+    for tokenizer in (load(tmp_path), ByteTokenizer()):
+        texts = ["a b", "", "<s>a", "b </s>"]
+        found = [ids.tolist() for ids in tokenizer.encode_prompts(texts)]
+        assert found == [tokenizer.encode_prompt(text).tolist() for text in texts]
+        assert tokenizer.encode_prompts([]) == []
 
 
 def test_bytes_read_the_separator_in_a_prompt_only() -> None:

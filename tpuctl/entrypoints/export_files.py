@@ -17,7 +17,7 @@ from tpuctl.modelspec.huggingface import config_from_spec, spec_from_config
 from tpuctl.plan.schema import TrainingPlan
 from tpuctl.storage import join, open_storage
 from tpuctl.text import SEPARATOR, TOKENIZER_FILE, ByteTokenizer, bpe_vocab_size
-from tpuctl.train.data.tokenizer_files import TokenizerRef
+from tpuctl.text.place import TokenizerRef
 
 
 def model_config(plan: TrainingPlan, *, dtype: str) -> dict[str, Any]:

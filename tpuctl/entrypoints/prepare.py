@@ -10,10 +10,10 @@ from tpuctl.entrypoints.emit import tell_note
 from tpuctl.plan.schema import TrainingPlan
 from tpuctl.storage import join
 from tpuctl.text import Tokenizer
+from tpuctl.text.place import TokenizerRef
 from tpuctl.train.data.columns import Columns
 from tpuctl.train.data.corpus import open_corpus
 from tpuctl.train.data.stream import Stream, eval_stream, prepare_tokenizer, require_document, train_stream
-from tpuctl.train.data.tokenizer_files import TokenizerRef
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,19 +16,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
-import tokenizers
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Bool, Float, Int
 
 from tpuctl.errors import WeightsError
 from tpuctl.infer.arrays import to_arrays
+from tpuctl.infer.prompts import read_prompts
 from tpuctl.infer.task import Worked
-from tpuctl.infer.tokenizing import load_tokenizer
 from tpuctl.model_folder import read_json
 from tpuctl.modelspec.encoder import EncoderSpec
 from tpuctl.nn.encoder import Weights, encode, load_encoder
 from tpuctl.plan.infer_schema import PoolingKind, TaskPlan
+from tpuctl.text import Tokenizer
+from tpuctl.text.place import TokenizerRef
 
 _SHORTEST = 16
 
@@ -48,7 +49,7 @@ class EmbedOptions:
 class EmbedTask:
     """Texts to vectors on all devices of this host, each with a share of a batch's rows."""
 
-    def __init__(self, uri: str, tokenizer: tokenizers.Tokenizer, options: EmbedOptions) -> None:
+    def __init__(self, uri: str, tokenizer: Tokenizer, options: EmbedOptions) -> None:
         self._options = options
         self._tokenizer = tokenizer
         self._turn = threading.Lock()
@@ -66,12 +67,13 @@ class EmbedTask:
 
         Raises:
             WeightsError: no encoder there, or none that takes texts that long.
+            DataError: no tokenizer there, or one with ids that the model has no row for.
         """
         assert plan.text_column is not None, "plan.infer fills it in"
         length = plan.max_length or _own_length(uri)
-        positions = EncoderSpec.of_config(read_json(uri, "config.json") or {}).max_length
-        if length > positions:
-            raise WeightsError(f"task.max_length = {length} is more than the {positions} positions of {uri}")
+        spec = EncoderSpec.of_config(read_json(uri, "config.json") or {})
+        if length > spec.max_length:
+            raise WeightsError(f"task.max_length = {length} is more than the {spec.max_length} positions of {uri}")
         options = EmbedOptions(
             column=plan.text_column,
             pooling=plan.pooling,
@@ -80,14 +82,15 @@ class EmbedTask:
             max_length=length,
             batch_rows=plan.batch_rows,
         )
-        return cls(uri, load_tokenizer(uri), options)
+        tokenizer = TokenizerRef(name=uri, directory=uri, vocab_size=spec.vocab_size).load()
+        return cls(uri, tokenizer, options)
 
     def work(self, rows: pa.Table) -> Worked:
         """A vector for each text; one that is null, no UTF-8 or too long is a bad row."""
         texts = to_arrays(rows, [self._options.column])
         bad = dict(texts.bad)
         usable = [row for row in range(rows.num_rows) if row not in bad]
-        tokens = self._tokens([texts.arrays[self._options.column][row] for row in usable], usable, bad)
+        tokens = self._tokens({row: texts.arrays[self._options.column][row] for row in usable}, bad)
         good = np.array(sorted(tokens), np.int64)
         with self._turn:
             began = time.monotonic()
@@ -103,11 +106,12 @@ class EmbedTask:
             busy_seconds=busy,
         )
 
-    def _tokens(self, texts: list[str], numbers: list[int], bad: dict[int, str]) -> dict[int, list[int]]:
+    def _tokens(self, texts: dict[int, str], bad: dict[int, str]) -> dict[int, list[int]]:
         """The token ids of each row that is good."""
         found, limit = {}, self._options.max_length
-        for row, encoding in zip(numbers, self._tokenizer.encode_batch(texts), strict=True):
-            ids = encoding.ids
+        read = read_prompts(self._tokenizer, texts)
+        bad |= read.bad
+        for row, ids in read.ids.items():
             if len(ids) > limit and not self._options.truncate:
                 bad[row] = f"{len(ids)} tokens are more than {limit}"
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -29,7 +30,7 @@ class GenerateTask(LanguageTask):
         answers = dict(zip(prompts.ids, self.language.loop.ask(requests), strict=True))
         refused = {row: answer.error for row, answer in answers.items() if answer.error is not None}
         good = good_rows([row for row in answers if row not in refused])
-        decoded = self.language.tokenizer.decode_batch([answers[row].token_ids for row in good])
+        decoded = [self._text(prompts.ids[row], answers[row].token_ids) for row in good]
         columns = {
             "output": pa.array(decoded, pa.string()),
             "finish_reason": pa.array([answers[row].finish_reason for row in good], pa.string()),
@@ -42,6 +43,11 @@ class GenerateTask(LanguageTask):
             tokens=sum(len(prompts.ids[row]) + len(answers[row].token_ids) for row in good),
             busy_seconds=self.language.loop.take_busy_seconds(),
         )
+
+    def _text(self, prompt: Sequence[int], answer: Sequence[int]) -> str:
+        """The text that goes on from the prompt's, as an endpoint streams it."""
+        detokenizer = self.language.tokenizer.detokenizer(prompt)
+        return detokenizer.add(answer) + detokenizer.finish()
 
     def _sampling(self, seed: int) -> SamplingParams:
         plan = self.plan

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
-import tokenizers
 
 from tpuctl.engine.engine import create_engine
 from tpuctl.engine.options import EngineOptions
@@ -18,15 +17,17 @@ from tpuctl.engine.runner import RunnerOptions
 from tpuctl.errors import WeightsError
 from tpuctl.infer.arrays import to_arrays
 from tpuctl.infer.engine_loop import EngineLoop
-from tpuctl.infer.tokenizing import load_tokenizer
+from tpuctl.infer.prompts import Prompts, read_prompts
 from tpuctl.mesh import create_mesh
-from tpuctl.model_folder import GENERATION_FILE, read_config, read_json
+from tpuctl.model_folder import read_config
 from tpuctl.modelspec import ModelSpec
 from tpuctl.modelspec.huggingface import spec_from_config
 from tpuctl.nn.params import param_shardings
 from tpuctl.nn.weights import load_params
 from tpuctl.plan.infer_schema import TaskPlan
 from tpuctl.plan.schema import MeshPlan
+from tpuctl.text import Tokenizer
+from tpuctl.text.place import TokenizerRef
 
 _LONGEST = 2048
 _PAGE_TOKENS = {"tpu": 128, "cpu": 16}
@@ -34,19 +35,11 @@ _STEP_TOKENS = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prompts:
-    """The token ids of the rows that are good, by number; the reason of each of the others."""
-
-    ids: dict[int, list[int]]
-    bad: dict[int, str]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Language:
     """A language model at work. ``max_length`` is in tokens, prompt and output together."""
 
     loop: EngineLoop
-    tokenizer: tokenizers.Tokenizer
+    tokenizer: Tokenizer
     max_length: int
 
     @classmethod
@@ -55,6 +48,7 @@ class Language:
 
         Raises:
             WeightsError: no decoder there, or none that takes texts that long.
+            DataError: no tokenizer there, or one with ids that the model has no row for.
         """
         config = read_config(uri)
         spec = spec_from_config(config)
@@ -62,7 +56,7 @@ class Language:
         length = plan.max_length or min(positions, _LONGEST)
         if spec.max_positions and length > positions:
             raise WeightsError(f"task.max_length = {length} is more than the {positions} positions of {uri}")
-        tokenizer = load_tokenizer(uri)
+        tokenizer = TokenizerRef(name=uri, directory=uri, vocab_size=spec.vocab_size).load()
         dtype = jnp.dtype(plan.dtype)
         mesh = create_mesh(_mesh(spec), devices=jax.local_devices()[: _tensor(spec)])
         shardings = param_shardings(spec, mesh)
@@ -75,8 +69,8 @@ class Language:
             num_pages=plan.batch_rows * -(-length // page),
             max_running=plan.batch_rows,
             max_step_tokens=max(_STEP_TOKENS, plan.batch_rows),
-            eos_ids=_end_ids(uri, config),
-            real_vocab=min(spec.vocab_size, tokenizer.get_vocab_size()),
+            eos_ids=tokenizer.special.eos_ids,
+            real_vocab=tokenizer.vocab_size,
             seed=plan.seed,
         )
         engine = create_engine(spec, params, mesh=mesh, options=options, run=RunnerOptions(dtype=dtype))
@@ -86,11 +80,11 @@ class Language:
         """The texts of a column as token ids that leave ``room`` for more; of a longer one, if wanted, its end."""
         texts = to_arrays(rows, [column])
         bad, limit = dict(texts.bad), self.max_length - room
-        usable = [row for row in range(rows.num_rows) if row not in bad]
-        encodings = self.tokenizer.encode_batch([texts.arrays[column][row] for row in usable])
+        usable = {row: texts.arrays[column][row] for row in range(rows.num_rows) if row not in bad}
+        read = read_prompts(self.tokenizer, usable)
+        bad |= read.bad
         ids: dict[int, list[int]] = {}
-        for row, encoding in zip(usable, encodings, strict=True):
-            found = list(encoding.ids)
+        for row, found in read.ids.items():
             if not found:
                 bad[row] = f"column {column!r} has no tokens"
             elif len(found) > limit and not truncate:
@@ -127,11 +121,3 @@ def _tensor(spec: ModelSpec) -> int:
 
 def _mesh(spec: ModelSpec) -> MeshPlan:
     return MeshPlan(slice=1, data=1, fsdp=1, tensor=_tensor(spec))
-
-
-def _end_ids(uri: str, config: dict[str, Any]) -> tuple[int, ...]:
-    """The tokens that end a text: generation_config.json's word goes before config.json's."""
-    found = (read_json(uri, GENERATION_FILE) or {}).get("eos_token_id", config.get("eos_token_id"))
-    if found is None:
-        return ()
-    return tuple(found) if isinstance(found, list) else (int(found),)

@@ -53,8 +53,7 @@ class ClassifyTask(LanguageTask):
         """Choices; a text that is null, no UTF-8, empty or too long is a bad row."""
         plan = self.plan
         assert plan.text_column is not None, "plan.infer fills it in"
-        encodings = self.language.tokenizer.encode_batch(list(plan.choices), add_special_tokens=False)
-        endings = [list(encoding.ids) for encoding in encodings]
+        endings = [self.language.tokenizer.parse(choice).ids.tolist() for choice in plan.choices]
         room = 1 + max(map(len, endings))
         prompts = self.language.prompts(rows, plan.text_column, room=room, truncate=plan.too_long == "truncate")
         texts = [ids + ending for ids in prompts.ids.values() for ending in endings]

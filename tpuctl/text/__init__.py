@@ -1,9 +1,10 @@
-"""Text to token ids and back, and conversations to text. Must not import jax, ray or any room but ``errors``.
+"""Text to token ids and back, and conversations to text. Must not import jax or ray.
 
 The files of this room: ``tokenizer`` (what a tokenizer is; bytes), ``file`` (tokenizer.json), ``sentencepiece_model``
 (tokenizer.model), ``special`` (which tokens begin, end and pad), ``pieces`` and ``detokenize`` (ids to text, also as
-they come), ``load`` (by the name in a plan), ``bpe`` (training one), ``template``, ``template_environment`` and
-``template_files`` (chat templates), ``chat`` (conversations, and the part of them that is an answer).
+they come), ``load`` (by the name in a plan), ``place`` (wherever it lies), ``bpe`` (training one), ``template``,
+``template_environment`` and ``template_files`` (chat templates), ``chat`` (conversations, and the part of them that is
+an answer).
 
 Every tokenizer accounts for bytes: the ids of a text carry the number of UTF-8 bytes each stands for, and they
 sum to the bytes of the text. That makes bits per byte comparable between tokenizers and with gzip.

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 import tokenizers
-from jaxtyping import Bool, Int32
+from jaxtyping import Int32
 
 from tpuctl.errors import DataError
 from tpuctl.text.detokenize import ByteDetokenizer, Detokenizer, LibraryDetokenizer
@@ -65,14 +65,14 @@ class FileTokenizer:
 
     def encode_prompt(self, text: str) -> Int32[np.ndarray, " tokens"]:
         """The ids by the library and its post-processor, with one ``bos`` where there would be two."""
-        require_unicode(text)
-        ids: list[int] = self._parser.encode(text, add_special_tokens=True).ids
-        bos = self.special.bos_id
-        if self._adds_bos and bos is not None and ids[:1] != [bos]:
-            ids = [bos, *ids]
-        if bos is not None and ids[:2] == [bos, bos] and self.encode_prompt("").tolist()[:1] == [bos]:
-            ids = ids[1:]
-        return self._with_rows(np.array(ids, dtype=np.int32))
+        return self.encode_prompts([text])[0]
+
+    def encode_prompts(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " tokens"]]:
+        """Each as from ``encode_prompt``, all cores at work."""
+        for text in texts:
+            require_unicode(text)
+        encodings = self._parser.encode_batch(list(texts), add_special_tokens=True)
+        return [self._with_rows(np.array(self._with_bos(encoding.ids), dtype=np.int32)) for encoding in encodings]
 
     def parse(self, text: str) -> Parsed:
         """The ids by the library, special tokens read as such."""
@@ -106,18 +106,24 @@ class FileTokenizer:
         text: str = self._backend.decode([int(number)], skip_special_tokens=False)
         return text.encode()
 
-    def known_ids(self, rows: int) -> Bool[np.ndarray, " rows"]:
-        """The rows of tokens; vocabularies have holes, too."""
-        known = np.zeros(rows, dtype=bool)
-        known[self._ids[self._ids < rows]] = True
-        return known
-
     @cached_property
     def _parser(self) -> tokenizers.Tokenizer:
         """A copy that reads special tokens: the switch is the library object's own, and others may be encoding."""
         parser = tokenizers.Tokenizer.from_str(self._backend.to_str())
         parser.encode_special_tokens = False
         return parser
+
+    @cached_property
+    def _library_adds_bos(self) -> bool:
+        """Whether the library's post-processor begins every text with ``bos``."""
+        ids: list[int] = self._parser.encode("", add_special_tokens=True).ids
+        return self.special.bos_id is not None and ids[:1] == [self.special.bos_id]
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        bos = self.special.bos_id
+        if self._adds_bos and bos is not None and ids[:1] != [bos]:
+            return [bos, *ids]
+        return ids[1:] if ids[:2] == [bos, bos] and (self._adds_bos or self._library_adds_bos) else ids
 
     def _with_rows(self, ids: Int32[np.ndarray, " tokens"]) -> Int32[np.ndarray, " tokens"]:
         if ids.size and ids.max() >= self._rows:

@@ -52,7 +52,7 @@ def load_tokenizer(name: str, *, directory: Path, vocab_size: int) -> Tokenizer:
 def tokenizer_path(name: str, *, directory: Path) -> Path:
     """Where the file of ``bpe:N`` or of a path lies; a folder stands for the file in it."""
     path = directory if bpe_vocab_size(name) is not None else Path(name)
-    if path.suffix in (".json", ".model"):
+    if path.suffix in (".json", ".model") and not path.is_dir():
         return path
     only_model = not (path / TOKENIZER_FILE).exists() and (path / SENTENCEPIECE_FILE).exists()
     return path / (SENTENCEPIECE_FILE if only_model else TOKENIZER_FILE)

@@ -94,13 +94,13 @@ def special_tokens(config: TokenizerConfig, *, id_of: Callable[[str], int | None
 
 
 def separator_id(special: SpecialTokens, *, id_of: Callable[[str], int | None], path: Path) -> int:
-    """The id between documents.
+    """The id between documents: of the token that ends a text, or where no file names one, the model's first end.
 
     Raises:
         DataError: there is no token that ends a text.
     """
     name = special.names.get("eos_token")
-    number = None if name is None else id_of(name)
+    number = next(iter(special.eos_ids), None) if name is None else id_of(name)
     if number is not None:
         return number
     tried = f"its config names {name!r}" if name else f"tried {', '.join(_KNOWN_ENDS)}"

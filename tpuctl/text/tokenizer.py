@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64
+from jaxtyping import Int32, Int64
 
 from tpuctl.errors import DataError
 from tpuctl.text.detokenize import ByteDetokenizer, Detokenizer
@@ -70,6 +70,10 @@ class Tokenizer(Protocol):
         """
         ...
 
+    def encode_prompts(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " tokens"]]:
+        """The ids of many prompts, each as from ``encode_prompt``, in parallel where the library can; raises as it."""
+        ...
+
     def parse(self, text: str) -> Parsed:
         """The ids of a rendered conversation: special tokens are read as such, and nothing is put around.
 
@@ -90,10 +94,6 @@ class Tokenizer(Protocol):
         """The bytes of one id alone, a special token's name among them; none for an id that is no token."""
         ...
 
-    def known_ids(self, rows: int) -> Bool[np.ndarray, " rows"]:
-        """Which of a model's rows are tokens. The others are padding and must never be sampled."""
-        ...
-
 
 class ByteTokenizer:
     """Ids 0 to 255 are the bytes of the UTF-8 text, 256 is the separator."""
@@ -110,6 +110,10 @@ class ByteTokenizer:
     def encode_prompt(self, text: str) -> Int32[np.ndarray, " tokens"]:
         """One id for each byte, and for each separator that is spelled."""
         return self.parse(text).ids
+
+    def encode_prompts(self, texts: Sequence[str]) -> list[Int32[np.ndarray, " tokens"]]:
+        """One after the other."""
+        return [self.encode_prompt(text) for text in texts]
 
     def parse(self, text: str) -> Parsed:
         """One id for each byte, and for each separator that is spelled."""
@@ -144,10 +148,6 @@ class ByteTokenizer:
         if number == self.separator_id:
             return SEPARATOR.encode()
         return bytes([number]) if 0 <= number < self.separator_id else b""
-
-    def known_ids(self, rows: int) -> Bool[np.ndarray, " rows"]:
-        """All bytes and the separator."""
-        return np.arange(rows) < self.vocab_size
 
 
 def require_unicode(text: str) -> None:

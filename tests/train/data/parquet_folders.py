@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tpuctl.text.place import TokenizerRef
 from tpuctl.train.batch import HostBatch
 from tpuctl.train.data.columns import Columns
 from tpuctl.train.data.corpus import open_corpus
 from tpuctl.train.data.feed import LocalFeed
 from tpuctl.train.data.packing import start_cursor
 from tpuctl.train.data.stream import Stream
-from tpuctl.train.data.tokenizer_files import TokenizerRef
 
 BYTES = TokenizerRef(name="bytes", directory="/nowhere", vocab_size=257)
 SEPARATOR_ID = 256

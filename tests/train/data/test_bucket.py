@@ -16,10 +16,10 @@ from tpuctl.listing import list_files
 from tpuctl.storage import BucketMissingError, join, open_storage
 from tpuctl.storage.arrow import arrow_filesystem
 from tpuctl.text import TOKENIZER_FILE
+from tpuctl.text.place import TokenizerRef
 from tpuctl.train.data.columns import Columns
 from tpuctl.train.data.corpus import iter_texts, open_corpus
 from tpuctl.train.data.stream import prepare_tokenizer
-from tpuctl.train.data.tokenizer_files import TokenizerRef
 
 DATA = "gs://tpu-test/data"
 

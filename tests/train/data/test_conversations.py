@@ -17,6 +17,7 @@ from tests.fakes.tiny_training import DATA, TRAIN
 from tests.train.data.parquet_folders import assert_equal, rows_of, take, take_all, write_table
 from tpuctl.errors import DataError
 from tpuctl.plan.chat_schema import ChatPlan
+from tpuctl.text.place import TokenizerRef
 from tpuctl.train.batch import HostBatch
 from tpuctl.train.data.columns import Columns
 from tpuctl.train.data.corpus import iter_texts, open_corpus
@@ -29,7 +30,6 @@ from tpuctl.train.data.stream import (
     require_document,
     train_stream,
 )
-from tpuctl.train.data.tokenizer_files import TokenizerRef
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}{{ eos_token }}{% endfor %}"

@@ -25,12 +25,12 @@ from tests.train.data.parquet_folders import (
     words,
     write,
 )
+from tpuctl.text.place import TokenizerRef
 from tpuctl.train.batch import HostBatch
 from tpuctl.train.data.documents import FAULTS
 from tpuctl.train.data.groups import GroupBudget
 from tpuctl.train.data.packing import start_cursor
 from tpuctl.train.data.stream import Stream, eval_stream, prepare_tokenizer, read_stream
-from tpuctl.train.data.tokenizer_files import TokenizerRef
 
 SEEDS = range(5)
 

@@ -13,6 +13,7 @@ from tpuctl.errors import DataError
 from tpuctl.plan.chat_schema import ChatPlan
 from tpuctl.plan.schema import DataPlan, TrainPlan
 from tpuctl.text import bpe_vocab_size, train_bpe
+from tpuctl.text.place import TokenizerRef, train_once
 from tpuctl.train.batch import HostBatch
 from tpuctl.train.data.columns import row_texts
 from tpuctl.train.data.corpus import Corpus, iter_rows
@@ -22,7 +23,6 @@ from tpuctl.train.data.groups import GroupBudget, GroupCache
 from tpuctl.train.data.lanes import Lane, LaneSource
 from tpuctl.train.data.order import ChunkOrder
 from tpuctl.train.data.packing import empty_batch
-from tpuctl.train.data.tokenizer_files import TokenizerRef, train_once
 
 # The rarest merge of a vocabulary should still be seen often; more text than that only costs start-up time.
 _SAMPLE_CHARACTERS_PER_ID = 2048

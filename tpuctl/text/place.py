@@ -1,4 +1,4 @@
-"""A run's tokenizer wherever its files lie: made in the run directory once, or brought to each host."""
+"""A tokenizer wherever its files lie: made in the run directory once, or brought to each host."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from pathlib import Path
 
 from tpuctl.builtin_models.fetch import model_folder
 from tpuctl.errors import DataError
+from tpuctl.model_folder import CONFIG_FILE, GENERATION_FILE, TOKENIZER_FILES
 from tpuctl.storage import ABSENT, ChangedError, NotFoundError, is_gcs, join, open_storage
-from tpuctl.text import TOKENIZER_FILE, Tokenizer, bpe_vocab_size, load_tokenizer, tokenizer_path, train_bpe
+from tpuctl.text.bpe import train_bpe
+from tpuctl.text.load import SENTENCEPIECE_FILE, TOKENIZER_FILE, bpe_vocab_size, load_tokenizer, tokenizer_path
+from tpuctl.text.tokenizer import Tokenizer
 
 # What may lie beside a tokenizer and belong to it; a model's weights, which lie there too, do not.
-_FILES = (
-    TOKENIZER_FILE, "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "chat_template.jinja", "chat_templates/tool_use.jinja", "generation_config.json", "config.json",
-)  # fmt: skip
+_FILES = (*TOKENIZER_FILES, GENERATION_FILE, CONFIG_FILE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerRef:
-    """How to load the tokenizer in another process: its name in the plan, the run directory, the model's rows."""
+    """How to load a tokenizer in any process: its name in the plan, the run directory, the model's rows.
+
+    The name is that of ``load_tokenizer``, or a path in a bucket, or a built-in model's.
+    """
 
     name: str
     directory: str
@@ -74,7 +77,7 @@ def _local_name(uri: str) -> str:
     folder, _, last = uri.rstrip("/").rpartition("/")
     if last.endswith((".json", ".model")):
         return str(_brought_here(folder, needed=(last,)) / last)
-    return str(_brought_here(uri, needed=(TOKENIZER_FILE, "tokenizer.model")))
+    return str(_brought_here(uri, needed=(TOKENIZER_FILE, SENTENCEPIECE_FILE)))
 
 
 def _brought_here(folder: str, *, needed: tuple[str, ...]) -> Path:
