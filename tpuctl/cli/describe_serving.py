@@ -33,4 +33,7 @@ def _endpoint(plan: ServingPlan) -> str:
     port = endpoint.port or "any free port"
     keys = "open to all who reach it" if endpoint.is_open else "with API keys"
     limits = f"{endpoint.max_waiting:,} may wait, at most {endpoint.timeout_seconds:g} s an answer"
+    if endpoint.is_replicated:
+        few = "" if endpoint.min_replicas == endpoint.max_replicas else f"{endpoint.min_replicas} to "
+        limits += f"; {few}{counted(endpoint.max_replicas, 'replica')}"
     return f"{endpoint.name} at {endpoint.host}, port {port}, {keys}; {limits}"

@@ -3,7 +3,7 @@
 On a slice of one host one process holds the chips, runs the engine and answers HTTP. If it dies it is started again in
 the same reservation. On a slice of several hosts the driver itself answers and leads one process per host; if one dies,
 all are started again, on a slice that is reserved anew. Either as often as the plan allows; a failure with a reason
-ends the job at once.
+ends the job at once. Replicas on several slices are Ray Serve's to start and to watch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,12 @@ def main(plan: ServingPlan) -> int:
 
 def _serve(plan: ServingPlan, job: str) -> None:
     with stop_watch(job) as asked:
-        if plan.slice.total_hosts > 1:
+        if plan.endpoint.is_replicated:
+            # Not at the top, nor below: what one of the three ways needs takes seconds to import.
+            from tpuctl.entrypoints.serve_replicas import ReplicatedEndpoint
+
+            ReplicatedEndpoint(plan, job=job).run(stop=asked)
+        elif plan.slice.hosts > 1:
             _lead(plan, stop=asked)
         else:
             _serve_on_one_host(plan, stop=asked)
@@ -76,7 +81,6 @@ def _serve_on_one_host(plan: ServingPlan, *, stop: Callable[[], bool]) -> None:
 
 def _lead(plan: ServingPlan, *, stop: Callable[[], bool]) -> None:
     """Serve from here, where there are no chips: the hosts of the slice come and go."""
-    # Not at the top: it imports jax, which a driver of one host does without.
     from tpuctl.entrypoints.serve_gang import LeadHost
 
     host, teller = LeadHost(plan), Teller(plan.run.directory)

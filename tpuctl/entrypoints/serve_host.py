@@ -42,8 +42,8 @@ class ServeHost:
         os.environ.update(self._plan.job.env | self._plan.job.secrets)
         os.environ.setdefault("JAX_PLATFORMS", "tpu")
         self._simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
-        self._front = Front(_http(self._plan.endpoint))
-        self._server = Server(self._front, _options(self._plan))
+        self._front = Front(http_options(self._plan.endpoint))
+        self._server = Server(self._front, server_options(self._plan))
         self._told: list[Event] = []
         self._began()
 
@@ -72,9 +72,9 @@ class ServeHost:
     def _tell_ready(self) -> None:
         """The facts of a ready endpoint."""
         endpoint = self._plan.endpoint
-        url = f"http://{_address(endpoint)}:{self._server.port}"
+        url = f"http://{address_of(endpoint)}:{self._server.port}"
         seconds = time.monotonic() - self._started
-        curl = _curl(url, endpoint)
+        curl = curl_line(url, endpoint)
         self._told.append(event("ready", url=url, model=endpoint.name, seconds=seconds, curl=curl))
 
     def _load(self) -> Loaded:
@@ -84,7 +84,8 @@ class ServeHost:
         return load_model(self._plan, simulated=self._simulated, tell=self.tell)
 
 
-def _http(endpoint: EndpointPlan) -> HttpOptions:
+def http_options(endpoint: EndpointPlan) -> HttpOptions:
+    """What the plan says of HTTP."""
     return HttpOptions(keys=_keys(endpoint), max_body_bytes=endpoint.max_body_bytes)
 
 
@@ -96,7 +97,8 @@ def _keys(endpoint: EndpointPlan) -> Keys | None:
     return None
 
 
-def _options(plan: ServingPlan) -> ServerOptions:
+def server_options(plan: ServingPlan) -> ServerOptions:
+    """What the plan says of the server."""
     endpoint = plan.endpoint
     return ServerOptions(
         host=endpoint.host,
@@ -107,13 +109,15 @@ def _options(plan: ServingPlan) -> ServerOptions:
     )
 
 
-def _address(endpoint: EndpointPlan) -> str:
+def address_of(endpoint: EndpointPlan) -> str:
+    """Where this process' endpoint is reached."""
     if endpoint.host in ("0.0.0.0", "::"):
         return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
     return f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
 
 
-def _curl(url: str, endpoint: EndpointPlan) -> str:
+def curl_line(url: str, endpoint: EndpointPlan) -> str:
+    """A command that asks the endpoint something."""
     body = f'{{"model": "{endpoint.name}", "prompt": "Once upon a time", "max_tokens": 20}}'
     key = [] if endpoint.is_open else ["-H", "Authorization: Bearer $KEY"]
     words = ["curl", f"{url}/v1/completions", "-H", "Content-Type: application/json", *key, "-d", body]

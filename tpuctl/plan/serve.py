@@ -39,16 +39,18 @@ def resolve_serving(
         RecipeError: all rules that are broken.
     """
     findings = Findings(origin=recipe.origin)
-    slices = _slices(recipe, findings)
+    slices = plan_slices(recipe, findings=findings)
+    # What one replica has.
+    one = slices and replace(slices, slices=1)
     model = _model(recipe, source, findings)
     run = plan_run(recipe, here=here, findings=findings)
     job = plan_job(recipe, environ=environ, findings=findings)
     text = _text(recipe, source, here=here, findings=findings)
-    mesh = _mesh(recipe, slices, findings) if slices else None
+    mesh = _mesh(recipe, one, findings) if one else None
     if mesh is not None and model is not None:
         _check_division(model, mesh, findings)
     endpoint = _endpoint(recipe, job, here=here, model=model, findings=findings)
-    engine = _Memory(recipe, slices, model, findings).plan() if slices and model else None
+    engine = _Memory(recipe, one, model, findings).plan() if one and model else None
     findings.settle()
     assert slices is not None  # these four are None only together with a problem
     assert model is not None
@@ -69,14 +71,6 @@ def resolve_serving(
         engine=engine,
         endpoint=endpoint,
     )
-
-
-def _slices(recipe: ServingRecipe, findings: Findings) -> SlicePlan | None:
-    slices = plan_slices(recipe, findings=findings)
-    if slices is not None and slices.slices > 1:
-        message = f"{slices.slices} slices; a model is split over the chips of one"
-        findings.refuse("slice.slices", message, "leave it out, and choose a larger topology for a larger model")
-    return slices
 
 
 def _model(recipe: ServingRecipe, source: ModelSource | None, findings: Findings) -> ModelSpec | None:
@@ -145,6 +139,11 @@ def _endpoint(
     if table.drain > recipe.job.stop_grace:
         message = f"{table.drain:g} s to drain, and the job is killed {recipe.job.stop_grace:g} s after a stop"
         findings.refuse("serve.drain", message, "raise job.stop_grace, or lower it")
+    most = recipe.slice.slices
+    least = most if table.min_replicas is None else table.min_replicas
+    if least > most:
+        message = f"{least} replicas need as many slices, and there are {most}"
+        findings.refuse("serve.min_replicas", message, f"use at most {most}, or raise slice.slices")
     plan = EndpointPlan(
         name=table.name or (model.name if model is not None else ""),
         host=table.host,
@@ -155,6 +154,9 @@ def _endpoint(
         max_body_bytes=table.max_body,
         timeout_seconds=table.timeout,
         drain_seconds=table.drain,
+        min_replicas=least,
+        max_replicas=most,
+        idle_seconds=table.idle,
     )
     if plan.is_open and not plan.is_local:
         findings.notes.append(

@@ -35,7 +35,8 @@ class EnginePlan:
 class EndpointPlan:
     """Where the model is served, under which name, and to whom.
 
-    ``api_key_env`` names a variable of the job that holds the keys, ``api_key_file`` a file on the host.
+    ``api_key_env`` names a variable of the job that holds the keys, ``api_key_file`` a file on the host. There are
+    ``min_replicas`` to ``max_replicas`` of the model, each on a slice of its own.
     """
 
     name: str
@@ -47,6 +48,14 @@ class EndpointPlan:
     max_body_bytes: int
     timeout_seconds: float
     drain_seconds: float
+    min_replicas: int
+    max_replicas: int
+    idle_seconds: float
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether replicas come and go: otherwise there is one, and nothing between it and its clients."""
+        return self.max_replicas > 1 or self.min_replicas < 1
 
     @property
     def is_open(self) -> bool:

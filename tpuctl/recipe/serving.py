@@ -12,7 +12,7 @@ from tpuctl.recipe.settings import LARGEST_INT, setting
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedSliceTable(SliceTable):
-    """The TPU slice the model gets whole: one host or several."""
+    """The TPU slice the model gets whole: one host or several. With more slices each has a replica of the model."""
 
     topology: str | None = setting(
         None,
@@ -20,6 +20,13 @@ class ServedSliceTable(SliceTable):
         example="2x4",
         absent="from the accelerator, where that leaves no choice",
         also=("tpu_topology", "shape"),
+    )
+    slices: int = setting(
+        1,
+        doc="Number of such slices, each with a replica of the model.",
+        minimum=1,
+        maximum=256,
+        also=("num_slices", "replicas", "num_replicas"),
     )
 
 
@@ -78,6 +85,23 @@ class ServeTable:
     )
     api_key_file: str | None = setting(
         None, doc="File on the host with the API keys, one a line.", example="/run/secrets/keys"
+    )
+    min_replicas: int | None = setting(
+        None,
+        doc="Replicas that stay when there is little to do; 0 frees all slices. More come with the requests in flight, "
+        "up to slice.slices.",
+        minimum=0,
+        maximum=256,
+        absent="one for each slice, always",
+        example="1",
+    )
+    idle: float = setting(
+        300.0,
+        doc="How long there must be little to do before a replica ends.",
+        above=0,
+        maximum=86_400,
+        duration=True,
+        also=("downscale_delay", "scale_down_after"),
     )
     max_waiting: int = setting(
         1024,

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 
@@ -60,18 +61,8 @@ class Server:
         """
         self._front = front
         self._options = options
-        self._socket = _bound(options)
-        self._uvicorn = uvicorn.Server(
-            uvicorn.Config(
-                front.app(),
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=int(options.drain_seconds) + 1,
-            )
-        )
+        self._socket = bound_socket(options)
+        self._uvicorn = uvicorn.Server(uvicorn_config(front.app(), options))
 
     @property
     def port(self) -> int:
@@ -89,7 +80,7 @@ class Server:
         listening = asyncio.create_task(self._uvicorn.serve(sockets=[self._socket]))
         try:
             while not listening.done():
-                bridge = self._serve(await asyncio.to_thread(load))
+                bridge = begin_serving(self._front, await asyncio.to_thread(load), self._options)
                 on_ready()
                 await self._until_lost(bridge, listening)
         finally:
@@ -113,23 +104,43 @@ class Server:
                 self._front.serving = None
             await bridge.close()
 
-    def _serve(self, loaded: Loaded) -> Bridge:
-        bridge = Bridge(loaded.engine, max_in_flight=self._options.max_in_flight)
-        bridge.start()
-        if loaded.lost is not None:
-            loop = asyncio.get_running_loop()
-            loaded.lost.add_done_callback(lambda lost: loop.call_soon_threadsafe(bridge.lose, lost.result()))
-        self._front.serving = Serving(
-            served=loaded.served,
-            bridge=bridge,
-            metrics=Metrics(bridge.stats, model_name=loaded.served.name),
-            timeout_seconds=self._options.timeout_seconds,
-            make_grammar=loaded.make_grammar,
-        )
-        return bridge
+
+def begin_serving(front: Front, loaded: Loaded, options: ServerOptions) -> Bridge:
+    """Serve a loaded model at ``front`` on the running event loop."""
+    bridge = Bridge(loaded.engine, max_in_flight=options.max_in_flight)
+    bridge.start()
+    if loaded.lost is not None:
+        loop = asyncio.get_running_loop()
+        loaded.lost.add_done_callback(lambda lost: loop.call_soon_threadsafe(bridge.lose, lost.result()))
+    front.serving = Serving(
+        served=loaded.served,
+        bridge=bridge,
+        metrics=Metrics(bridge.stats, model_name=loaded.served.name),
+        timeout_seconds=options.timeout_seconds,
+        make_grammar=loaded.make_grammar,
+    )
+    return bridge
 
 
-def _bound(options: ServerOptions) -> socket.socket:
+def uvicorn_config(app: Any, options: ServerOptions) -> uvicorn.Config:
+    """How an ASGI app is served here."""
+    return uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=int(options.drain_seconds) + 1,
+    )
+
+
+def bound_socket(options: ServerOptions) -> socket.socket:
+    """The port, taken at once.
+
+    Raises:
+        UsageError: It or the address can't be had.
+    """
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

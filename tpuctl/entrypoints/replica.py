@@ -1,0 +1,86 @@
+"""A replica of a served model as Ray Serve keeps it: a process without chips that owns a slice and answers HTTP calls.
+
+It reserves its slice itself, with a deadline, since Ray Serve can't pick one slice and keep to it. Once a host is lost
+it is unhealthy: Ray Serve ends it, which frees the slice, and starts another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from tpuctl.entrypoints.serve_call import Call, Message, answered
+from tpuctl.entrypoints.serve_host import http_options, server_options
+from tpuctl.errors import HostLostError, TpuctlError
+from tpuctl.plan.schema import ServingPlan, plan_from_json
+from tpuctl.runs.events import Event, event
+from tpuctl.serve.http import Front
+from tpuctl.serve.server import begin_serving
+
+
+class Board:
+    """Where replicas write what they are at, for the driver to tell. To be made a Ray actor."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+
+    def put(self, item: Event) -> None:
+        """Write down an event."""
+        self._events.append(item)
+
+    def since(self, number: int) -> list[Event]:
+        """All events but the first ``number``."""
+        return self._events[number:]
+
+
+class Replica:
+    """One model on one slice."""
+
+    async def __init__(self, plan_document: dict[str, Any], board: Any) -> None:  # type: ignore[misc]
+        plan = plan_from_json(plan_document)
+        assert isinstance(plan, ServingPlan), "the serve entrypoint sends one"
+        os.environ.update(plan.job.env | plan.job.secrets)
+        os.environ["JAX_PLATFORMS"] = "cpu"  # the chips are for the hosts' processes
+        # Not at the top: it imports jax, for which the line above comes too late then.
+        from tpuctl.entrypoints.serve_gang import GangModel
+
+        plan = replace(plan, slice=replace(plan.slice, slices=1), job=replace(plan.job, max_failures=0))
+        self._front = Front(http_options(plan.endpoint))
+        self._app = self._front.app()
+
+        def tell(phase: str, **fields: Any) -> None:
+            board.put.remote(event("phase", phase=phase, replica=os.getpid(), **fields))
+
+        model = GangModel(plan, tell=tell)
+        try:
+            loaded = await asyncio.to_thread(model.load)
+        except TpuctlError as error:
+            model.close()
+            board.put.remote(event("failed", reason=error.message, hint=error.hint, error=type(error).__name__))
+            raise
+        self._bridge = begin_serving(self._front, loaded, server_options(plan))
+        board.put.remote(event("phase", phase="replica ready", replica=os.getpid()))
+
+    async def answer(self, call: Call, *, prefix: str) -> AsyncIterator[list[Message]]:
+        """Answer a request; ``prefix`` has brought it here."""
+        if not self._bridge.is_alive:
+            raise HostLostError("this replica has lost its slice")
+        async for messages in answered(self._app, call):
+            yield messages
+
+    def check_health(self) -> None:
+        """Whether it can go on.
+
+        Raises:
+            HostLostError: It can't.
+        """
+        if not self._bridge.is_alive:
+            raise HostLostError("this replica has lost its slice")
+
+    def figures(self) -> dict[str, Any]:
+        """Of this moment; see ``Serving``."""
+        serving = self._front.serving
+        return {} if serving is None else serving.figures()
