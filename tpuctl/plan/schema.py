@@ -247,7 +247,10 @@ class InferencePlan(Plan):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingPlan(Plan):
-    """An endpoint: a model behind OpenAI's API. Without ``weights`` they are drawn from ``engine.seed``."""
+    """An endpoint: a model behind OpenAI's API. Without ``weights`` they are drawn from ``engine.seed``.
+
+    ``handover`` is the config of Ray Serve LLM, as JSON, where vLLM serves the model; None where we do.
+    """
 
     mesh: MeshPlan
     model: ModelSpec
@@ -255,6 +258,7 @@ class ServingPlan(Plan):
     text: TextPlan
     engine: EnginePlan
     endpoint: EndpointPlan
+    handover: str | None
 
 
 PLANS: dict[JobKind, type[Plan]] = {

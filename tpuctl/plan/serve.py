@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -19,12 +20,14 @@ from tpuctl.plan.serve_schema import EndpointPlan, EnginePlan, TextPlan
 from tpuctl.plan.slices import plan_slices
 from tpuctl.plan.source import ModelSource
 from tpuctl.plan.tokenizer import is_tokenizer_file, tokenizer_ids
+from tpuctl.plan.vllm import check_handover, serve_config
 from tpuctl.plan.weights_schema import WeightsPlan
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import ServingRecipe
 from tpuctl.topology import generation
 
 ENTRYPOINT = "tpuctl.entrypoints.serve"
+VLLM_ENTRYPOINT = "tpuctl.entrypoints.serve_vllm"
 DEFAULT_MAX_LENGTH = 2048
 _VOCAB_MULTIPLE = 128
 _DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
@@ -51,12 +54,14 @@ def resolve_serving(
         _check_division(model, mesh, findings)
     endpoint = _endpoint(recipe, job, here=here, model=model, findings=findings)
     engine = _Memory(recipe, one, model, findings).plan() if one and model else None
+    if one is not None:
+        check_handover(recipe, chips=one.chips, findings=findings)
     findings.settle()
     assert slices is not None  # these four are None only together with a problem
     assert model is not None
     assert mesh is not None
     assert engine is not None
-    return ServingPlan(
+    plan = ServingPlan(
         kind="serve",
         entrypoint=ENTRYPOINT,
         tpuctl_version=__version__,
@@ -70,7 +75,12 @@ def resolve_serving(
         text=text,
         engine=engine,
         endpoint=endpoint,
+        handover=None,
     )
+    if recipe.serve.engine == "tpuctl":
+        return plan
+    handover = json.dumps(serve_config(recipe, plan))
+    return replace(plan, entrypoint=VLLM_ENTRYPOINT, handover=handover)
 
 
 def _model(recipe: ServingRecipe, source: ModelSource | None, findings: Findings) -> ModelSpec | None:

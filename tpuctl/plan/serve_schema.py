@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 ServeDtype = Literal["bfloat16", "float32"]
+ServeEngine = Literal["tpuctl", "vllm"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tpuctl.plan.serve_schema import ServeDtype
+from tpuctl.plan.serve_schema import ServeDtype, ServeEngine
 from tpuctl.recipe.placement import SliceTable
 from tpuctl.recipe.settings import LARGEST_INT, setting
 
@@ -72,6 +72,12 @@ class ServeTable:
         absent="the model's name",
         example="smollm2",
         also=("served_model_name", "model_name"),
+    )
+    engine: ServeEngine = setting(
+        "tpuctl", doc="tpuctl's own engine; or vllm, behind Ray Serve LLM, in an image that has vLLM for TPU."
+    )
+    engine_args: dict[str, str] = setting(
+        {}, doc="Further arguments for vLLM, each a text or JSON in a text.", example={"kv_cache_dtype": "fp8"}
     )
     host: str = setting("127.0.0.1", doc="Address to listen on; 0.0.0.0 for all.", also=("address", "bind"))
     port: int = setting(8000, doc="Port to listen on; 0 for any free one.", minimum=0, maximum=65_535)
