@@ -25,11 +25,7 @@ def describe_serving(plan: ServingPlan) -> list[tuple[str, str]]:
         ("engine", f"{counted(engine.max_sequences, 'sequence')} of at most {engine.max_length:,} tokens; {pages}"),
         ("seed", str(engine.seed)),
         ("endpoint", _endpoint(plan)),
-        *(
-            []
-            if plan.handover is None
-            else [("engine is", "vLLM behind Ray Serve LLM; `tpuctl serve config` prints it")]
-        ),
+        *([("handed to", "vLLM by Ray Serve LLM; `tpuctl serve config` prints how")] if plan.handover else []),
     ]
 
 

@@ -56,14 +56,15 @@ def check_handover(recipe: ServingRecipe, *, chips: int, findings: Findings) -> 
     """Refuse what vLLM behind Ray Serve LLM would not do as the recipe says."""
     if recipe.serve.engine != "vllm":
         if recipe.serve.engine_args:
-            findings.refuse(
-                "serve.engine_args", "tpuctl's own engine takes none", 'see [engine], or serve.engine = "vllm"'
-            )
+            hint = 'see the [engine] table, or set serve.engine = "vllm"'
+            findings.refuse("serve.engine_args", "tpuctl's own engine takes none", hint)
         return
     for key in ("api_key_env", "api_key_file"):
         if getattr(recipe.serve, key) is not None:
             message = "Ray Serve LLM checks no API keys, so the endpoint would be open"
             findings.refuse(f"serve.{key}", message, "put a proxy that does in front, and leave it out here")
+    if recipe.serve.port == 0:
+        findings.refuse("serve.port", "Ray Serve can't take any free port", "name one, such as 8000")
     if recipe.model.preset is not None or (recipe.model.source or "").startswith("builtin:"):
         findings.refuse("model.source", "vLLM loads a model folder or a name on the hub", "name a folder or gs:// URI")
     if recipe.model.chat_template is not None:
