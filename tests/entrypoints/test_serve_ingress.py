@@ -19,7 +19,8 @@ from tpuctl.entrypoints import serve_ingress
 from tpuctl.entrypoints.serve_call import Call, Message, answered
 from tpuctl.entrypoints.serve_ingress import Ingress
 from tpuctl.errors import HostLostError
-from tpuctl.serve.http import Front, HttpOptions
+from tpuctl.serve.border import HttpOptions
+from tpuctl.serve.http import Front
 from tpuctl.serve.server import Loaded, ServerOptions, begin_serving
 
 Answer = Callable[[Call], AsyncIterator[list[Message]]]

@@ -96,7 +96,7 @@ def test_recipe_decides_on_lengths_replicas_and_further_arguments(folder: Path) 
         ("serve.engine_args.tensor_paralel_size=16", "serve.engine_args", "vLLM has no tensor_paralel_size"),
         ("serve.engine_args.max_model_len=64", "serve.engine_args", "set by the plan"),
         ("slice.topology=9x9", "slice.topology", ""),
-        ("serve.api_key_file=keys", "serve.api_key_file", "checks no API keys"),
+        ("serve.api_key_file=keys", "serve.api_key_file", "neither API keys nor TLS"),
         ("engine.num_pages=1000", "engine.num_pages", "counts its pages itself"),
         ("serve.port=0", "serve.port", "any free port"),
         ("model.chat_template=chat.jinja", "model.chat_template", "does not hand it"),

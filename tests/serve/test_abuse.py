@@ -14,7 +14,7 @@ import pytest
 
 from tests.fakes.toy_engine import ToyEngine
 from tests.serve.server import Running, running
-from tpuctl.serve.http import HttpOptions
+from tpuctl.serve.border import HttpOptions
 
 CONCURRENT = 64
 ANSWER_SECONDS = 60

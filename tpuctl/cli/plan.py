@@ -68,8 +68,8 @@ def current_directory() -> Path:
 
 def describe(plan: Plan) -> str:
     """A masked plan for people, one line per part."""
-    from tpuctl.cli.describe_serving import describe_serving
-    from tpuctl.plan.schema import CustomPlan, InferencePlan, ServingPlan, TrainingPlan
+    from tpuctl.cli.describe_serving import describe_embedding, describe_serving
+    from tpuctl.plan.schema import CustomPlan, EmbeddingPlan, InferencePlan, ServingPlan, TrainingPlan
 
     lines = [("run", f"{plan.run.name} in {plan.run.directory}"), ("slice", _slice(plan))]
     if isinstance(plan, TrainingPlan):
@@ -80,6 +80,8 @@ def describe(plan: Plan) -> str:
         lines += _inference(plan)
     if isinstance(plan, ServingPlan):
         lines += describe_serving(plan)
+    if isinstance(plan, EmbeddingPlan):
+        lines += describe_embedding(plan)
     lines.append(("job", _job(plan)))
     if isinstance(plan, TrainingPlan):
         lines.append(("memory", _memory(plan)))

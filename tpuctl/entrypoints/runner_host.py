@@ -68,7 +68,7 @@ class RunnerHost:
         os.environ.setdefault("JAX_PLATFORMS", "tpu")
         _join(joining, hosts=plan.slice.total_hosts)
         # Not at the top: the leader imports this file too, and must not touch the chips.
-        from tpuctl.entrypoints.serve_model import ready_runner, with_local_folders
+        from tpuctl.entrypoints.serve_model import local_plan, ready_runner
 
         channel = connect(
             joining.leader, number=joining.number, word=joining.word, timeout_seconds=joining.timeout_seconds
@@ -78,9 +78,9 @@ class RunnerHost:
         def tell(phase: str, **fields: Any) -> None:
             follower.tell(phase=phase, **fields)
 
-        plan = with_local_folders(plan, tell=tell)
         simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
-        runner, forward = ready_runner(plan, joining.options, simulated=simulated, tell=tell)
+        with local_plan(plan, tell=tell) as found:
+            runner, forward = ready_runner(found, joining.options, simulated=simulated, tell=tell)
         follower.run(runner, forward)
 
 

@@ -26,14 +26,14 @@ from tpuctl.entrypoints.serve_host import CALLS_AT_ONCE, News, ServeHost
 from tpuctl.entrypoints.serve_news import TELL_SECONDS, Teller
 from tpuctl.entrypoints.stopping import stop_watch
 from tpuctl.errors import JobFailedError
-from tpuctl.plan.schema import ServingPlan, plan_to_json
+from tpuctl.plan.schema import EmbeddingPlan, ServingPlan, plan_to_json
 
 _POLL_SECONDS = 0.5
 # Beyond the time to drain: for the process to end.
 _MARGIN_SECONDS = 10.0
 
 
-def main(plan: ServingPlan) -> int:
+def main(plan: ServingPlan | EmbeddingPlan) -> int:
     """Serve until told to stop; the job's exit code.
 
     Raises:
@@ -46,9 +46,11 @@ def main(plan: ServingPlan) -> int:
     return 0
 
 
-def _serve(plan: ServingPlan, job: str) -> None:
+def _serve(plan: ServingPlan | EmbeddingPlan, job: str) -> None:
     with stop_watch(job) as asked:
-        if plan.endpoint.is_replicated:
+        if isinstance(plan, EmbeddingPlan):
+            _serve_on_one_host(plan, stop=asked)
+        elif plan.endpoint.is_replicated:
             # Not at the top, nor below: what one of the three ways needs takes seconds to import.
             from tpuctl.entrypoints.serve_replicas import ReplicatedEndpoint
 
@@ -60,7 +62,7 @@ def _serve(plan: ServingPlan, job: str) -> None:
     emit("stopped", reason="requested")
 
 
-def _serve_on_one_host(plan: ServingPlan, *, stop: Callable[[], bool]) -> None:
+def _serve_on_one_host(plan: ServingPlan | EmbeddingPlan, *, stop: Callable[[], bool]) -> None:
     started = time.monotonic()
     with reserved(plan.slice, timeout_seconds=plan.job.start_timeout_seconds) as slices:
         emit("phase", phase="reserved", seconds=time.monotonic() - started)
@@ -100,7 +102,7 @@ def _lead(plan: ServingPlan, *, stop: Callable[[], bool]) -> None:
 class _Endpoint:
     """One life of the serving process."""
 
-    def __init__(self, plan: ServingPlan, slices: Reservation, *, stop: Callable[[], bool]) -> None:
+    def __init__(self, plan: ServingPlan | EmbeddingPlan, slices: Reservation, *, stop: Callable[[], bool]) -> None:
         self._plan = plan
         self._stop = stop
         options = {"max_concurrency": CALLS_AT_ONCE, "max_restarts": 0, **slices.options(0)}

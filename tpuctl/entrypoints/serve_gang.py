@@ -18,7 +18,7 @@ from tpuctl.engine.runner import batch_sizes
 from tpuctl.entrypoints.reservation import reserved
 from tpuctl.entrypoints.runner_gang import RunnerGang
 from tpuctl.entrypoints.serve_host import ServeHost
-from tpuctl.entrypoints.serve_model import engine_options, proven, with_local_folders
+from tpuctl.entrypoints.serve_model import engine_options, local_plan, proven
 from tpuctl.entrypoints.serve_text import load_text
 from tpuctl.errors import HostLostError, JobFailedError
 from tpuctl.plan.schema import ServingPlan, plan_to_json
@@ -73,7 +73,8 @@ class GangModel:
         plan, began = self._plan, time.monotonic()
         slices = self._held.enter_context(reserved(plan.slice, timeout_seconds=plan.job.start_timeout_seconds))
         self._tell("reserved", seconds=time.monotonic() - began)
-        text = load_text(with_local_folders(plan, tell=self._tell))
+        with local_plan(plan, tell=self._tell) as found:
+            text = load_text(found)
         options = engine_options(plan, text[0])
         gang = self._held.enter_context(closing(RunnerGang(plan, slices, options=options)))
         hosts = gang.join(tell=self._tell)

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from tpuctl.plan.schema import plan_from_json
+from tpuctl.plan.schema import EmbeddingPlan, ServingPlan, plan_from_json
 from tpuctl.runs.events import Event, event
-from tpuctl.serve.http import Front, HttpOptions
+from tpuctl.serve.border import HttpOptions
+from tpuctl.serve.http import Front
 from tpuctl.serve.keys import Keys, read_key_file, read_keys
-from tpuctl.serve.server import Loaded, Server, ServerOptions
+from tpuctl.serve.limits import KeyLimits
+from tpuctl.serve.server import Loaded, LoadedEncoder, Server, ServerOptions, Tls
 
 if TYPE_CHECKING:
-    from tpuctl.plan.schema import ServingPlan
     from tpuctl.plan.serve_schema import EndpointPlan
 
 # ``run`` takes one of them for good; news and a stop are asked for meanwhile.
@@ -38,7 +39,7 @@ class ServeHost:
     """To be made a Ray actor of ``CALLS_AT_ONCE`` threads."""
 
     def __init__(self, plan_document: dict[str, Any]) -> None:
-        self._plan: ServingPlan = plan_from_json(plan_document)  # type: ignore[assignment]
+        self._plan: ServingPlan | EmbeddingPlan = plan_from_json(plan_document)  # type: ignore[assignment]
         os.environ.update(self._plan.job.env | self._plan.job.secrets)
         os.environ.setdefault("JAX_PLATFORMS", "tpu")
         self._simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
@@ -70,23 +71,30 @@ class ServeHost:
         self._front.phase = "loading weights"
 
     def _tell_ready(self) -> None:
-        """The facts of a ready endpoint."""
-        endpoint = self._plan.endpoint
-        url = f"http://{address_of(endpoint)}:{self._server.port}"
-        seconds = time.monotonic() - self._started
-        curl = curl_line(url, endpoint)
-        self._told.append(event("ready", url=url, model=endpoint.name, seconds=seconds, curl=curl))
+        self._told.append(ready_event(self._plan, port=self._server.port, seconds=time.monotonic() - self._started))
 
-    def _load(self) -> Loaded:
+    def _load(self) -> Loaded | LoadedEncoder:
         # Not at the top: the driver imports this file too, and must not touch the chips.
+        from tpuctl.entrypoints.serve_encoder import load_served_encoder
         from tpuctl.entrypoints.serve_model import load_model
 
+        if isinstance(self._plan, EmbeddingPlan):
+            return load_served_encoder(self._plan, simulated=self._simulated, tell=self.tell)
         return load_model(self._plan, simulated=self._simulated, tell=self.tell)
+
+
+def ready_event(plan: ServingPlan | EmbeddingPlan, *, port: int, seconds: float) -> Event:
+    """The facts of an endpoint of this process that is ready."""
+    endpoint = plan.endpoint
+    scheme = "http" if endpoint.tls_cert is None else "https"
+    url = f"{scheme}://{_address(endpoint)}:{port}"
+    return event("ready", url=url, model=endpoint.name, seconds=seconds, curl=_curl(url, plan))
 
 
 def http_options(endpoint: EndpointPlan) -> HttpOptions:
     """What the plan says of HTTP."""
-    return HttpOptions(keys=_keys(endpoint), max_body_bytes=endpoint.max_body_bytes)
+    limits = KeyLimits(requests_per_second=endpoint.key_requests_per_second, concurrent=endpoint.key_concurrent)
+    return HttpOptions(keys=_keys(endpoint), key_limits=limits, max_body_bytes=endpoint.max_body_bytes)
 
 
 def _keys(endpoint: EndpointPlan) -> Keys | None:
@@ -97,29 +105,36 @@ def _keys(endpoint: EndpointPlan) -> Keys | None:
     return None
 
 
-def server_options(plan: ServingPlan) -> ServerOptions:
+def server_options(plan: ServingPlan | EmbeddingPlan) -> ServerOptions:
     """What the plan says of the server."""
     endpoint = plan.endpoint
+    at_once = plan.engine.max_sequences if isinstance(plan, ServingPlan) else plan.encoder.batch_rows
+    tls = None
+    if endpoint.tls_cert is not None and endpoint.tls_key is not None:
+        tls = Tls(cert=endpoint.tls_cert, key=endpoint.tls_key)
     return ServerOptions(
         host=endpoint.host,
         port=endpoint.port,
-        max_in_flight=plan.engine.max_sequences + endpoint.max_waiting,
+        max_in_flight=at_once + endpoint.max_waiting,
         timeout_seconds=endpoint.timeout_seconds,
         drain_seconds=endpoint.drain_seconds,
+        tls=tls,
     )
 
 
-def address_of(endpoint: EndpointPlan) -> str:
-    """Where this process' endpoint is reached."""
+def _address(endpoint: EndpointPlan) -> str:
     if endpoint.host in ("0.0.0.0", "::"):
         return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
     return f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
 
 
-def curl_line(url: str, endpoint: EndpointPlan) -> str:
-    """A command that asks the endpoint something."""
-    body = f'{{"model": "{endpoint.name}", "prompt": "Once upon a time", "max_tokens": 20}}'
+def _curl(url: str, plan: ServingPlan | EmbeddingPlan) -> str:
+    endpoint = plan.endpoint
+    path, fields = "/v1/completions", '"prompt": "Once upon a time", "max_tokens": 20'
+    if isinstance(plan, EmbeddingPlan):
+        path, fields = "/v1/embeddings", '"input": "Once upon a time"'
+    body = f'{{"model": "{endpoint.name}", {fields}}}'
     key = [] if endpoint.is_open else ["-H", "Authorization: Bearer $KEY"]
-    words = ["curl", f"{url}/v1/completions", "-H", "Content-Type: application/json", *key, "-d", body]
+    words = ["curl", f"{url}{path}", "-H", "Content-Type: application/json", *key, "-d", body]
     # The key is the reader's to fill in, so the shell must see the dollar.
     return shlex.join(words).replace("'Authorization: Bearer $KEY'", '"Authorization: Bearer $KEY"')

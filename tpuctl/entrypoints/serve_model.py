@@ -6,7 +6,8 @@ Ready means: every shape is compiled, and the engine says what the plain forward
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from tpuctl.engine.lockstep import Forward
 from tpuctl.engine.options import EngineOptions, buckets
 from tpuctl.engine.runner import Runner, RunnerOptions
 from tpuctl.entrypoints.parity import check_parity, plain_forward
+from tpuctl.entrypoints.serve_checkpoint import exported_checkpoint
 from tpuctl.entrypoints.serve_text import load_text
 from tpuctl.mesh import create_mesh
 from tpuctl.nn.params import ParamTree, init_params, param_shardings
@@ -34,7 +36,7 @@ from tpuctl.text.chat import Chat
 from tpuctl.train.devices import verify_devices
 
 Tell = Callable[..., None]
-Text = tuple[Tokenizer, Chat | None, MakeGrammar | None]
+Text = tuple[Tokenizer, Chat | None, MakeGrammar]
 
 
 def load_model(plan: ServingPlan, *, simulated: bool, tell: Tell) -> Loaded:
@@ -46,12 +48,23 @@ def load_model(plan: ServingPlan, *, simulated: bool, tell: Tell) -> Loaded:
         DataError: The tokenizer can't be read, or has more ids than the model has rows.
         JobFailedError: The engine does not say what the model says.
     """
-    plan = with_local_folders(plan, tell=tell)
-    text = load_text(plan)
-    options = engine_options(plan, text[0])
-    runner, forward = ready_runner(plan, options, simulated=simulated, tell=tell)
+    with local_plan(plan, tell=tell) as found:
+        text = load_text(found)
+        options = engine_options(found, text[0])
+        runner, forward = ready_runner(found, options, simulated=simulated, tell=tell)
     engine = Engine(runner, sizes=runner.program.sizes, options=options)
     return proven(plan, engine, forward, text, tell=tell)
+
+
+@contextmanager
+def local_plan(plan: ServingPlan, *, tell: Tell) -> Iterator[ServingPlan]:
+    """The plan with folders of this host in place of a checkpoint and of built-in models, for loading from.
+
+    Raises:
+        WeightsError: There is no such checkpoint; or a built-in model can't be fetched.
+    """
+    with exported_checkpoint(plan, tell=tell) as found:
+        yield with_local_folders(found, tell=tell)
 
 
 def ready_runner(plan: ServingPlan, options: EngineOptions, *, simulated: bool, tell: Tell) -> tuple[Runner, Forward]:

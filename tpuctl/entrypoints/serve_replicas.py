@@ -21,11 +21,11 @@ from tpuctl import errors
 from tpuctl.entrypoints.emit import emit_event
 from tpuctl.entrypoints.prefix_router import PrefixRouter
 from tpuctl.entrypoints.replica import Board, Replica
-from tpuctl.entrypoints.serve_host import address_of, curl_line, server_options
+from tpuctl.entrypoints.serve_host import ready_event, server_options
 from tpuctl.entrypoints.serve_ingress import Ingress
 from tpuctl.errors import CapacityError, JobFailedError, TpuctlError
 from tpuctl.plan.schema import ServingPlan, plan_to_json
-from tpuctl.runs.events import Event, event
+from tpuctl.runs.events import Event
 from tpuctl.runs.record import EventsWriter
 from tpuctl.serve.server import bound_socket, uvicorn_config
 
@@ -147,10 +147,8 @@ class ReplicatedEndpoint:
         return [item for item in events if item["event"] == "failed"]
 
     def _ready_event(self) -> Event:
-        endpoint = self._plan.endpoint
-        url = f"http://{address_of(endpoint)}:{self._socket.getsockname()[1]}"
-        seconds, curl = time.monotonic() - self._began, curl_line(url, endpoint)
-        return event("ready", url=url, model=endpoint.name, seconds=seconds, curl=curl)
+        port = int(self._socket.getsockname()[1])
+        return ready_event(self._plan, port=port, seconds=time.monotonic() - self._began)
 
     def _tell(self, events: list[Event]) -> None:
         for item in events:

@@ -15,7 +15,7 @@ from tpuctl.text.place import TokenizerRef
 from tpuctl.text.template_files import find_templates
 
 
-def load_text(plan: ServingPlan) -> tuple[Tokenizer, Chat | None, MakeGrammar | None]:
+def load_text(plan: ServingPlan) -> tuple[Tokenizer, Chat | None, MakeGrammar]:
     """The plan's tokenizer, its chats and its forms of answers.
 
     Raises:
@@ -28,8 +28,8 @@ def load_text(plan: ServingPlan) -> tuple[Tokenizer, Chat | None, MakeGrammar | 
     if source is not None or (folder is not None and find_templates(folder)):
         chat = load_chat(tokenizer, folder=folder, source=source)
     file = folder and folder / TOKENIZER_FILE
-    make_grammar = grammar_maker(file.read_text("utf-8"), tokenizer=tokenizer) if file and file.is_file() else None
-    return tokenizer, chat, make_grammar
+    text = file.read_text("utf-8") if file and file.is_file() else None
+    return tokenizer, chat, grammar_maker(text, tokenizer=tokenizer)
 
 
 def _template_source(text: TextPlan) -> str | None:

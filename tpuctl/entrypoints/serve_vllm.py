@@ -21,11 +21,10 @@ from tpuctl import __version__
 from tpuctl.entrypoints.attempt import HeldRun
 from tpuctl.entrypoints.driver import begin, bounded
 from tpuctl.entrypoints.emit import emit, emit_event
-from tpuctl.entrypoints.serve_host import address_of, curl_line
+from tpuctl.entrypoints.serve_host import ready_event
 from tpuctl.entrypoints.stopping import stop_watch
 from tpuctl.errors import CapacityError, JobFailedError
 from tpuctl.plan.schema import ServingPlan
-from tpuctl.runs.events import event
 from tpuctl.runs.record import EventsWriter
 
 _POLL_SECONDS = 1.0
@@ -90,7 +89,7 @@ def _watch(plan: ServingPlan, names: list[str], stop: Callable[[], bool], histor
         running = all(apps[name].status is ApplicationStatus.RUNNING for name in names)
         if running and not ready:
             ready = True
-            item = _ready(plan, seconds=time.monotonic() - began)
+            item = ready_event(plan, port=plan.endpoint.port, seconds=time.monotonic() - began)
             emit_event(item)
             history.append([item])
         if not ready and time.monotonic() - began > seconds:
@@ -101,9 +100,3 @@ def _watch(plan: ServingPlan, names: list[str], stop: Callable[[], bool], histor
 
 def _told(app: Any) -> str:
     return "; ".join(deployment.message for deployment in app.deployments.values()) or str(app.message)
-
-
-def _ready(plan: ServingPlan, *, seconds: float) -> dict[str, Any]:
-    endpoint = plan.endpoint
-    url = f"http://{address_of(endpoint)}:{endpoint.port}"
-    return event("ready", url=url, model=endpoint.name, seconds=seconds, curl=curl_line(url, endpoint))

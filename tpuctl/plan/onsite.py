@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tpuctl.plan.apart import check_on_disk
 from tpuctl.plan.infer_model import fit_model
-from tpuctl.plan.schema import InferencePlan, Plan, ServingPlan
+from tpuctl.plan.schema import EmbeddingPlan, InferencePlan, Plan, ServingPlan
 from tpuctl.plan.tokenizer import file_ids, is_tokenizer_file
 from tpuctl.recipe.origin import Findings, Origin
 from tpuctl.recipe.schema import InferenceRecipe, Recipe
@@ -26,11 +26,17 @@ def look_here(plan: Plan, recipe: Recipe, *, home: str | None) -> Plan:
         if plan.model is not None:
             _check_tokenizer("model.source", plan.model.uri, recipe.origin)
         return plan
-    if isinstance(plan, ServingPlan):
+    if isinstance(plan, ServingPlan) and not _is_of_run(plan):
         own = plan.weights is not None and plan.weights.uri == plan.text.tokenizer
         _check_tokenizer("model.source" if own else "model.tokenizer", plan.text.tokenizer, recipe.origin)
+    if isinstance(plan, ServingPlan | EmbeddingPlan):
         return replace(plan, notes=(*plan.notes, *_absent(plan)))
     return plan
+
+
+def _is_of_run(plan: ServingPlan) -> bool:
+    """Whether the tokenizer is that of the run whose checkpoint is served."""
+    return plan.checkpoint is not None and plan.checkpoint.run == plan.text.tokenizer
 
 
 def _check_tokenizer(key: str, place: str, origin: Origin) -> None:
@@ -44,12 +50,13 @@ def _check_tokenizer(key: str, place: str, origin: Origin) -> None:
     findings.settle()
 
 
-def _absent(plan: ServingPlan) -> list[str]:
-    named = {
-        "model.tokenizer": plan.text.tokenizer if is_tokenizer_file(plan.text.tokenizer) else None,
-        "model.chat_template": plan.text.chat_template,
-        "serve.api_key_file": plan.endpoint.api_key_file,
-    }
+def _absent(plan: ServingPlan | EmbeddingPlan) -> list[str]:
+    named: dict[str, str | None] = {}
+    if isinstance(plan, ServingPlan):
+        named["model.tokenizer"] = plan.text.tokenizer if is_tokenizer_file(plan.text.tokenizer) else None
+        named["model.chat_template"] = plan.text.chat_template
+    for key in ("api_key_file", "tls_cert", "tls_key"):
+        named[f"serve.{key}"] = getattr(plan.endpoint, key)
     local = {key: place for key, place in named.items() if place and "://" not in place}
     missing = [(key, place) for key, place in local.items() if not os.path.exists(place)]
     return [f"{key}: {place} is not on this machine; the host that serves needs it there" for key, place in missing]

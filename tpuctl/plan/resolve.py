@@ -10,6 +10,8 @@ from dataclasses import replace
 from tpuctl import __version__
 from tpuctl.plan.apart import check_apart
 from tpuctl.plan.budget import Workload, choose_remat, estimate, gib, shortage_hint
+from tpuctl.plan.embedding import resolve_embedding
+from tpuctl.plan.encoder_source import EncoderSource
 from tpuctl.plan.environment import plan_job
 from tpuctl.plan.here import Here
 from tpuctl.plan.infer import resolve_inference
@@ -44,7 +46,11 @@ _LONGEST_WARMUP = 1000
 
 
 def resolve(
-    recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str] | str, source: ModelSource | None = None
+    recipe: Recipe,
+    *,
+    environ: Mapping[str, str],
+    cwd: os.PathLike[str] | str,
+    source: ModelSource | EncoderSource | None = None,
 ) -> Plan:
     """What the recipe amounts to.
 
@@ -63,9 +69,14 @@ def resolve(
     return plan
 
 
-def _resolve(recipe: Recipe, *, environ: Mapping[str, str], here: Here, source: ModelSource | None) -> Plan:
+def _resolve(
+    recipe: Recipe, *, environ: Mapping[str, str], here: Here, source: ModelSource | EncoderSource | None
+) -> Plan:
     if isinstance(recipe, InferenceRecipe):
         return resolve_inference(recipe, environ=environ, here=here)
+    if isinstance(source, EncoderSource):
+        assert isinstance(recipe, ServingRecipe), "read_source gives an encoder to no other"
+        return resolve_embedding(recipe, environ=environ, here=here, source=source)
     if isinstance(recipe, ServingRecipe):
         return resolve_serving(recipe, environ=environ, here=here, source=source)
     if isinstance(recipe, CustomRecipe):

@@ -11,12 +11,13 @@ from tpuctl import __version__
 from tpuctl.builtin_models import BUILTIN_DECODERS
 from tpuctl.modelspec import PRESETS, ModelSpec, num_parameters
 from tpuctl.plan.budget import gib
+from tpuctl.plan.endpoint import plan_endpoint
 from tpuctl.plan.environment import plan_job
 from tpuctl.plan.here import Here
 from tpuctl.plan.mesh import undivided
 from tpuctl.plan.places import plan_run, storage_place
-from tpuctl.plan.schema import JobPlan, MeshPlan, ServingPlan, SlicePlan
-from tpuctl.plan.serve_schema import EndpointPlan, EnginePlan, TextPlan
+from tpuctl.plan.schema import MeshPlan, ServingPlan, SlicePlan
+from tpuctl.plan.serve_schema import EnginePlan, TextPlan
 from tpuctl.plan.slices import plan_slices
 from tpuctl.plan.source import ModelSource
 from tpuctl.plan.tokenizer import is_tokenizer_file, tokenizer_ids
@@ -52,10 +53,11 @@ def resolve_serving(
     mesh = _mesh(recipe, one, findings) if one else None
     if mesh is not None and model is not None:
         _check_division(model, mesh, findings)
-    endpoint = _endpoint(recipe, job, here=here, model=model, findings=findings)
+    endpoint = plan_endpoint(recipe, job, name=model.name if model else "", here=here, findings=findings)
     engine = _Memory(recipe, one, model, findings).plan() if one and model else None
     if one is not None:
         check_handover(recipe, chips=one.chips, findings=findings)
+    checkpoint = None if source is None else source.checkpoint
     findings.settle()
     assert slices is not None  # these four are None only together with a problem
     assert model is not None
@@ -71,7 +73,8 @@ def resolve_serving(
         notes=tuple(findings.notes),
         mesh=mesh,
         model=model,
-        weights=None if source is None else WeightsPlan(uri=source.uri, family=source.family),
+        weights=None if source is None or checkpoint else WeightsPlan(uri=source.uri, family=source.family),
+        checkpoint=checkpoint,
         text=text,
         engine=engine,
         endpoint=endpoint,
@@ -79,18 +82,19 @@ def resolve_serving(
     )
     if recipe.serve.engine == "tpuctl":
         return plan
-    handover = json.dumps(serve_config(recipe, plan))
-    return replace(plan, entrypoint=VLLM_ENTRYPOINT, handover=handover)
+    return replace(plan, entrypoint=VLLM_ENTRYPOINT, handover=json.dumps(serve_config(recipe, plan)))
 
 
 def _model(recipe: ServingRecipe, source: ModelSource | None, findings: Findings) -> ModelSpec | None:
     preset = recipe.model.preset
+    if recipe.model.checkpoint is not None and recipe.model.source is not None:
+        findings.refuse("model.source", "the model is that of model.checkpoint", "leave one of the two out")
     if source is not None:
         if preset is not None:
-            findings.refuse("model.preset", "the model is that of model.source", "leave one of the two out")
+            findings.refuse("model.preset", f"the model is that of {source.uri}", "leave one of the two out")
         return source.spec
     if preset is None:
-        hint = f"set source, a model folder, or preset ({', '.join(PRESETS)}) for random weights"
+        hint = f"set source, a model folder, checkpoint, a run, or preset ({', '.join(PRESETS)}) for random weights"
         findings.refuse("model.source", "missing: there is no model to serve", hint)
         return None
     if preset not in PRESETS:
@@ -137,42 +141,6 @@ def _mesh(recipe: ServingRecipe, slices: SlicePlan, findings: Findings) -> MeshP
 def _check_division(model: ModelSpec, mesh: MeshPlan, findings: Findings) -> None:
     for message, hint in undivided(model, tensor=mesh.tensor):
         findings.refuse("slice.topology", message, f"choose a slice of another number of devices: {hint}")
-
-
-def _endpoint(
-    recipe: ServingRecipe, job: JobPlan, *, here: Here, model: ModelSpec | None, findings: Findings
-) -> EndpointPlan:
-    table = recipe.serve
-    if table.api_key_env is not None and table.api_key_env not in {**job.env, **job.secrets}:
-        message = f"the job has no variable {table.api_key_env}"
-        findings.refuse("serve.api_key_env", message, f'add it: [job] pass_env = ["{table.api_key_env}"]')
-    if table.drain > recipe.job.stop_grace:
-        message = f"{table.drain:g} s to drain, and the job is killed {recipe.job.stop_grace:g} s after a stop"
-        findings.refuse("serve.drain", message, "raise job.stop_grace, or lower it")
-    most = recipe.slice.slices
-    least = most if table.min_replicas is None else table.min_replicas
-    if least > most:
-        message = f"{least} replicas need as many slices, and there are {most}"
-        findings.refuse("serve.min_replicas", message, f"use at most {most}, or raise slice.slices")
-    plan = EndpointPlan(
-        name=table.name or (model.name if model is not None else ""),
-        host=table.host,
-        port=table.port,
-        api_key_file=None if table.api_key_file is None else here.absolute(table.api_key_file),
-        api_key_env=table.api_key_env,
-        max_waiting=table.max_waiting,
-        max_body_bytes=table.max_body,
-        timeout_seconds=table.timeout,
-        drain_seconds=table.drain,
-        min_replicas=least,
-        max_replicas=most,
-        idle_seconds=table.idle,
-    )
-    if plan.is_open and not plan.is_local:
-        findings.notes.append(
-            f"serve.host = {plan.host} without an API key: whoever reaches the port may use the model"
-        )
-    return plan
 
 
 class _Memory:

@@ -59,10 +59,13 @@ def check_handover(recipe: ServingRecipe, *, chips: int, findings: Findings) -> 
             hint = 'see the [engine] table, or set serve.engine = "vllm"'
             findings.refuse("serve.engine_args", "tpuctl's own engine takes none", hint)
         return
-    for key in ("api_key_env", "api_key_file"):
+    for key in ("api_key_env", "api_key_file", "tls_cert"):
         if getattr(recipe.serve, key) is not None:
-            message = "Ray Serve LLM checks no API keys, so the endpoint would be open"
+            message = "Ray Serve LLM knows neither API keys nor TLS, so the endpoint would be open"
             findings.refuse(f"serve.{key}", message, "put a proxy that does in front, and leave it out here")
+    if recipe.model.checkpoint is not None:
+        hint = "`tpuctl export` makes one of a run"
+        findings.refuse("model.checkpoint", "vLLM loads a model folder or a name on the hub", hint)
     if recipe.serve.port == 0:
         findings.refuse("serve.port", "Ray Serve can't take any free port", "name one, such as 8000")
     if recipe.model.preset is not None or (recipe.model.source or "").startswith("builtin:"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ import uvicorn
 
 from tpuctl.errors import UsageError
 from tpuctl.serve.bridge import Bridge, EngineLike
+from tpuctl.serve.connection import BoundedProtocol
+from tpuctl.serve.embedding import EmbedderLike, Embedding
 from tpuctl.serve.generation import MakeGrammar, Serving
 from tpuctl.serve.http import Front
 from tpuctl.serve.metrics import Metrics
@@ -32,6 +35,22 @@ class Loaded:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedEncoder:
+    """An encoder that is ready to be served."""
+
+    embedder: EmbedderLike
+    served: Served
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tls:
+    """PEM files: the certificate, with those that vouch for it, and its key, which has no password."""
+
+    cert: str
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ServerOptions:
     """Where to listen and how much to let in.
 
@@ -41,6 +60,7 @@ class ServerOptions:
         max_in_flight: Sequences that run and wait together; more are answered 429.
         timeout_seconds: A whole answer's time at most.
         drain_seconds: How long answers under way may go on once the server is told to stop.
+        tls: With what HTTPS is spoken; None for plain HTTP.
     """
 
     host: str = "127.0.0.1"
@@ -48,6 +68,7 @@ class ServerOptions:
     max_in_flight: int = 1024
     timeout_seconds: float = 600.0
     drain_seconds: float = 30.0
+    tls: Tls | None = None
 
 
 class Server:
@@ -57,7 +78,7 @@ class Server:
         """Takes the port at once.
 
         Raises:
-            UsageError: The port or the address can't be had.
+            UsageError: The port or the address can't be had, or the certificate can't be used.
         """
         self._front = front
         self._options = options
@@ -69,7 +90,7 @@ class Server:
         """The port that is listened on."""
         return int(self._socket.getsockname()[1])
 
-    async def run(self, load: Callable[[], Loaded], *, on_ready: Callable[[], None]) -> None:
+    async def run(self, load: Callable[[], Loaded | LoadedEncoder], *, on_ready: Callable[[], None]) -> None:
         """Listen, load the model on another thread, serve it until told to stop (SIGTERM, SIGINT or ``stop``).
 
         A model whose hosts are lost is loaded again; until it is ready, requests are answered 503.
@@ -80,9 +101,14 @@ class Server:
         listening = asyncio.create_task(self._uvicorn.serve(sockets=[self._socket]))
         try:
             while not listening.done():
-                bridge = begin_serving(self._front, await asyncio.to_thread(load), self._options)
+                loaded = await asyncio.to_thread(load)
+                if isinstance(loaded, LoadedEncoder):
+                    served, lost = self._embed(loaded), asyncio.Event()
+                else:
+                    served = begin_serving(self._front, loaded, self._options)
+                    lost = served.lost
                 on_ready()
-                await self._until_lost(bridge, listening)
+                await self._until_lost(served, lost, listening)
         finally:
             self.stop()
             await listening
@@ -90,19 +116,30 @@ class Server:
     def stop(self) -> None:
         """Take no more connections, let answers under way end, return from ``run``."""
         if self._front.serving is not None:
-            self._front.serving.bridge.draining = True
+            self._front.serving.drain()
         self._uvicorn.should_exit = True
 
-    async def _until_lost(self, bridge: Bridge, listening: asyncio.Task[None]) -> None:
+    def _embed(self, loaded: LoadedEncoder) -> Embedding:
+        embedding = Embedding(
+            loaded.embedder,
+            served=loaded.served,
+            max_waiting=self._options.max_in_flight,
+            timeout_seconds=self._options.timeout_seconds,
+        )
+        embedding.start()
+        self._front.serving = embedding
+        return embedding
+
+    async def _until_lost(self, served: Bridge | Embedding, lost: asyncio.Event, listening: asyncio.Task[None]) -> None:
         """Until nothing listens any more, or there is nothing to serve with."""
-        lost = asyncio.create_task(bridge.lost.wait())
+        waiting = asyncio.create_task(lost.wait())
         try:
-            await asyncio.wait([listening, lost], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([listening, waiting], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            lost.cancel()
-            if bridge.lost.is_set():
+            waiting.cancel()
+            if lost.is_set():
                 self._front.serving = None
-            await bridge.close()
+            await served.close()
 
 
 def begin_serving(front: Front, loaded: Loaded, options: ServerOptions) -> Bridge:
@@ -123,9 +160,18 @@ def begin_serving(front: Front, loaded: Loaded, options: ServerOptions) -> Bridg
 
 
 def uvicorn_config(app: Any, options: ServerOptions) -> uvicorn.Config:
-    """How an ASGI app is served here."""
+    """How an ASGI app is served here.
+
+    Raises:
+        UsageError: The certificate can't be used.
+    """
+    _check_tls(options.tls)
     return uvicorn.Config(
         app,
+        http=BoundedProtocol,
+        ws="none",
+        ssl_certfile=None if options.tls is None else options.tls.cert,
+        ssl_keyfile=None if options.tls is None else options.tls.key,
         log_level="warning",
         access_log=False,
         lifespan="off",
@@ -133,6 +179,18 @@ def uvicorn_config(app: Any, options: ServerOptions) -> uvicorn.Config:
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(options.drain_seconds) + 1,
     )
+
+
+def _check_tls(tls: Tls | None) -> None:
+    if tls is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(tls.cert, tls.key, password="")
+    except OSError as error:
+        raise UsageError(
+            f"no HTTPS with {tls.cert} and {tls.key}: {error.strerror or error}",
+            hint="serve.tls_cert and serve.tls_key are PEM files on the host: a certificate and its own key, unlocked",
+        ) from error
 
 
 def bound_socket(options: ServerOptions) -> socket.socket:

@@ -73,14 +73,14 @@ class ChatBody(SamplingFields):
     )
     response_format: ResponseFormat | None = Field(
         None,
-        description="text, json_object, json_schema; beyond OpenAI regex and grammar (Lark). It binds the answer; "
-        "refused where the tokenizer is no tokenizer.json",
+        description="text, json_object, json_schema; beyond OpenAI regex and grammar (Lark). It binds the answer",
     )
     tools: tuple[Tool, ...] | None = Field(None, max_length=128, description="functions the model may call")
     tool_choice: checked(ToolChoice | None, check_tool_choice) = Field(  # type: ignore[valid-type]
-        None, description="none and auto; required and a named function are refused"
+        None,
+        description="none, auto, required, a named function, allowed_tools; a call that must be is bound to its schema",
     )
-    parallel_tool_calls: bool | None = Field(None, description="false keeps the first call only")
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
         None, description="given to the chat template; refused where it doesn't read it"
     )
