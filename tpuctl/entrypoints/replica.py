@@ -12,6 +12,9 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+from ray import serve
+from ray.exceptions import RayActorError
+
 from tpuctl.entrypoints.serve_call import Call, Message, answered
 from tpuctl.entrypoints.serve_host import http_options, server_options
 from tpuctl.errors import HostLostError, TpuctlError
@@ -20,9 +23,11 @@ from tpuctl.runs.events import Event, event
 from tpuctl.serve.http import Front
 from tpuctl.serve.server import begin_serving
 
+_NOTHING = 2**31  # more events than there ever are
+
 
 class Board:
-    """Where replicas write what they are at, for the driver to tell. To be made a Ray actor."""
+    """Where replicas write what they are at, for the driver to tell. To be made a Ray actor; it goes with the driver."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
@@ -48,6 +53,7 @@ class Replica:
         from tpuctl.entrypoints.serve_gang import GangModel
 
         plan = replace(plan, slice=replace(plan.slice, slices=1), job=replace(plan.job, max_failures=0))
+        self._board = board
         self._front = Front(http_options(plan.endpoint))
         self._app = self._front.app()
 
@@ -71,14 +77,18 @@ class Replica:
         async for messages in answered(self._app, call):
             yield messages
 
-    def check_health(self) -> None:
-        """Whether it can go on.
+    async def check_health(self) -> None:
+        """Whether it can go on, and has reason to: without the driver, which is gone, nobody would ever end it.
 
         Raises:
             HostLostError: It can't.
         """
         if not self._bridge.is_alive:
             raise HostLostError("this replica has lost its slice")
+        try:
+            await self._board.since.remote(_NOTHING)
+        except RayActorError:
+            serve.delete(serve.get_replica_context().app_name, _blocking=False)
 
     def figures(self) -> dict[str, Any]:
         """Of this moment; see ``Serving``."""
