@@ -27,7 +27,7 @@ _NOTHING = 2**31  # more events than there ever are
 
 
 class Board:
-    """Where replicas write what they are at, for the driver to tell. To be made a Ray actor; it goes with the driver."""
+    """Where replicas write what they are at, for the driver to tell: a Ray actor that ends with it."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
