@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from hashlib import blake2b
 
-from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, RunningReplica
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 PREFIX_ARGUMENT = "prefix"
 """The keyword of a call that holds what requests with the same beginning have in common; empty for none."""
 
 
-class PrefixRouter(FIFOMixin, RequestRouter):
+class PrefixRouter(RequestRouter):
     """Equal beginnings to the same replica, chosen by rendezvous hashing: a replica more or less moves only its share.
 
     A replica takes as many requests as its engine runs at once; what is above that goes to whoever has room. So one
@@ -22,8 +22,12 @@ class PrefixRouter(FIFOMixin, RequestRouter):
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """Ranks of replicas, each of which is asked in turn whether it has room."""
-        prefix = "" if pending_request is None else pending_request.kwargs.get(PREFIX_ARGUMENT, "")
-        if not prefix:
+        prefix = ""
+        if pending_request is not None:
+            # All replicas are in each try: if none has room, the next try may wait a moment.
+            pending_request.routing_context.should_backoff = True
+            prefix = pending_request.kwargs.get(PREFIX_ARGUMENT, "")
+        if not prefix or not candidate_replicas:
             return [random.sample(candidate_replicas, min(2, len(candidate_replicas))), candidate_replicas]
         first, *rest = sorted(
             candidate_replicas, key=lambda one: _weight(prefix, one.replica_id.unique_id), reverse=True
