@@ -35,7 +35,7 @@ class RunnerGang:
         self._options = options
         self._seconds = plan.job.start_timeout_seconds
         document, make = plan_to_json(plan), ray.remote(RunnerHost)
-        self._actors = [
+        self._actors: list[Any] = [
             make.options(max_restarts=0, **slices.options(number)).remote(document)
             for number in range(plan.slice.total_hosts)
         ]

@@ -47,7 +47,7 @@ class ReplicatedEndpoint:
         self._job = job
         self._options = server_options(plan)
         self._socket = bound_socket(self._options)
-        self._board = ray.remote(Board).options(num_cpus=0).remote()
+        self._board: Any = ray.remote(Board).options(num_cpus=0).remote()
         self._history = EventsWriter(plan.run.directory)
         self._told = 0
         self._ready = False
@@ -83,7 +83,7 @@ class ReplicatedEndpoint:
                     downscale_delay_s=endpoint.idle_seconds,
                 )
             }
-        deployment = serve.deployment(
+        deployment: Any = serve.deployment(
             Replica,
             name=endpoint.name.replace("/", "--"),
             ray_actor_options={"num_cpus": 1},
@@ -93,7 +93,7 @@ class ReplicatedEndpoint:
             health_check_timeout_s=30.0,
             graceful_shutdown_timeout_s=endpoint.drain_seconds,
             max_constructor_retry_count=plan.job.max_failures + 1,
-            request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
+            request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),  # type: ignore[arg-type]
             **scaling,
         )
         return deployment.bind(plan_to_json(plan), self._board)

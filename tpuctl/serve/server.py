@@ -102,13 +102,9 @@ class Server:
         try:
             while not listening.done():
                 loaded = await asyncio.to_thread(load)
-                if isinstance(loaded, LoadedEncoder):
-                    served, lost = self._embed(loaded), asyncio.Event()
-                else:
-                    served = begin_serving(self._front, loaded, self._options)
-                    lost = served.lost
+                served = self._begin(loaded)
                 on_ready()
-                await self._until_lost(served, lost, listening)
+                await self._until_lost(served, listening)
         finally:
             self.stop()
             await listening
@@ -130,8 +126,14 @@ class Server:
         self._front.serving = embedding
         return embedding
 
-    async def _until_lost(self, served: Bridge | Embedding, lost: asyncio.Event, listening: asyncio.Task[None]) -> None:
+    def _begin(self, loaded: Loaded | LoadedEncoder) -> Bridge | Embedding:
+        if isinstance(loaded, LoadedEncoder):
+            return self._embed(loaded)
+        return begin_serving(self._front, loaded, self._options)
+
+    async def _until_lost(self, served: Bridge | Embedding, listening: asyncio.Task[None]) -> None:
         """Until nothing listens any more, or there is nothing to serve with."""
+        lost = served.lost if isinstance(served, Bridge) else asyncio.Event()
         waiting = asyncio.create_task(lost.wait())
         try:
             await asyncio.wait([listening, waiting], return_when=asyncio.FIRST_COMPLETED)
