@@ -35,7 +35,7 @@ class Replicas:
 
     @property
     def pids(self) -> list[int]:
-        return [event["replica"] for event in self.events if event.get("phase") == "replica ready"]
+        return [event["pid"] for event in self.events if event.get("phase") == "replica ready"]
 
     def ask(self, prompt: str, **more: Any) -> httpx.Response:
         body = {"model": "twice", "prompt": prompt, "max_tokens": 12, "temperature": 0, **more}

@@ -19,26 +19,9 @@ from tpuctl.entrypoints.serve_call import Call, Message, answered
 from tpuctl.entrypoints.serve_host import http_options, server_options
 from tpuctl.errors import HostLostError, TpuctlError
 from tpuctl.plan.schema import ServingPlan, plan_from_json
-from tpuctl.runs.events import Event, event
+from tpuctl.runs.events import event
 from tpuctl.serve.http import Front
 from tpuctl.serve.server import begin_serving
-
-_NOTHING = 2**31  # more events than there ever are
-
-
-class Board:
-    """Where replicas write what they are at, for the driver to tell: a Ray actor that ends with it."""
-
-    def __init__(self) -> None:
-        self._events: list[Event] = []
-
-    def put(self, item: Event) -> None:
-        """Write down an event."""
-        self._events.append(item)
-
-    def since(self, number: int) -> list[Event]:
-        """All events but the first ``number``."""
-        return self._events[number:]
 
 
 class Replica:
@@ -54,11 +37,12 @@ class Replica:
 
         plan = replace(plan, slice=replace(plan.slice, slices=1), job=replace(plan.job, max_failures=0))
         self._board = board
+        self._name = serve.get_replica_context().replica_id.unique_id
         self._front = Front(http_options(plan.endpoint))
         self._app = self._front.app()
 
         def tell(phase: str, **fields: Any) -> None:
-            board.put.remote(event("phase", phase=phase, replica=os.getpid(), **fields))
+            board.put.remote(event("phase", phase=phase, replica=self._name, **fields))
 
         model = GangModel(plan, tell=tell)
         try:
@@ -68,7 +52,7 @@ class Replica:
             board.put.remote(event("failed", reason=error.message, hint=error.hint, error=type(error).__name__))
             raise
         self._bridge = begin_serving(self._front, loaded, server_options(plan))
-        board.put.remote(event("phase", phase="replica ready", replica=os.getpid()))
+        board.put.remote(event("phase", phase="replica ready", replica=self._name, pid=os.getpid()))
 
     async def answer(self, call: Call, *, prefix: str) -> AsyncIterator[list[Message]]:
         """Answer a request; ``prefix`` has brought it here."""
@@ -85,12 +69,8 @@ class Replica:
         """
         if not self._bridge.is_alive:
             raise HostLostError("this replica has lost its slice")
+        serving = self._front.serving
         try:
-            await self._board.since.remote(_NOTHING)
+            await self._board.put_figures.remote(self._name, {} if serving is None else serving.figures())
         except RayActorError:
             serve.delete(serve.get_replica_context().app_name, _blocking=False)
-
-    def figures(self) -> dict[str, Any]:
-        """Of this moment; see ``Serving``."""
-        serving = self._front.serving
-        return {} if serving is None else serving.figures()

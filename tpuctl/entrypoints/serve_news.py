@@ -6,7 +6,7 @@ from typing import Any
 
 from tpuctl.entrypoints.emit import emit_event
 from tpuctl.entrypoints.serve_host import News
-from tpuctl.runs.events import event
+from tpuctl.runs.events import Event, event
 from tpuctl.runs.record import EventsWriter
 
 TELL_SECONDS = 5.0
@@ -28,6 +28,11 @@ class Teller:
         self._history.append(news.events)
         if news.figures is not None:
             self._tell_figures(news.figures)
+
+    def tell_one(self, item: Event) -> None:
+        """Tell an event of our own."""
+        emit_event(item)
+        self._history.append([item])
 
     def close(self) -> None:
         """Write down what was told."""

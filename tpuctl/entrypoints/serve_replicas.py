@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -18,15 +19,15 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.schema import ApplicationStatus
 
 from tpuctl import errors
-from tpuctl.entrypoints.emit import emit_event
 from tpuctl.entrypoints.prefix_router import PrefixRouter
-from tpuctl.entrypoints.replica import Board, Replica
-from tpuctl.entrypoints.serve_host import ready_event, server_options
+from tpuctl.entrypoints.replica import Replica
+from tpuctl.entrypoints.serve_board import Board
+from tpuctl.entrypoints.serve_host import News, ready_event, server_options
 from tpuctl.entrypoints.serve_ingress import Ingress
+from tpuctl.entrypoints.serve_news import Teller
 from tpuctl.errors import CapacityError, JobFailedError, TpuctlError
 from tpuctl.plan.schema import ServingPlan, plan_to_json
-from tpuctl.runs.events import Event
-from tpuctl.runs.record import EventsWriter
+from tpuctl.runs.events import Event, event
 from tpuctl.serve.server import bound_socket, uvicorn_config
 
 _POLL_SECONDS = 0.5
@@ -48,8 +49,7 @@ class ReplicatedEndpoint:
         self._options = server_options(plan)
         self._socket = bound_socket(self._options)
         self._board: Any = ray.remote(Board).options(num_cpus=0).remote()
-        self._history = EventsWriter(plan.run.directory)
-        self._told = 0
+        self._teller = Teller(plan.run.directory)
         self._ready = False
         self._began = time.monotonic()
 
@@ -67,7 +67,7 @@ class ReplicatedEndpoint:
             asyncio.run(self._serve(handle, stop))
         finally:
             serve.delete(self._job)
-            self._history.close()
+            self._teller.close()
 
     def _deployment(self) -> Any:
         plan, endpoint = self._plan, self._plan.endpoint
@@ -124,7 +124,7 @@ class ReplicatedEndpoint:
             raise _error(failures[0])
         if self._is_running():
             self._ready = True
-            self._tell([self._ready_event()])
+            self._teller.tell_one(self._ready_event())
             return "ready"
         if time.monotonic() - self._began > self._plan.job.start_timeout_seconds + _START_MARGIN_SECONDS:
             raise CapacityError(
@@ -141,19 +141,17 @@ class ReplicatedEndpoint:
 
     def _tell_board(self) -> list[Event]:
         """Tell what the replicas are at; why some of them failed."""
-        events: list[Event] = ray.get(self._board.since.remote(self._told))
-        self._told += len(events)
-        self._tell([item for item in events if item["event"] != "failed"])
-        return [item for item in events if item["event"] == "failed"]
+        news: News = ray.get(self._board.news.remote(since=self._teller.told))
+        failed = [item for item in news.events if item["event"] == "failed"]
+        # Only the job as a whole fails; of one replica that does, Ray Serve starts another.
+        notes = [event("note", text=f"a replica failed: {item['reason']}") for item in failed]
+        others = [item for item in news.events if item["event"] != "failed"]
+        self._teller.tell(replace(news, events=[*others, *notes]))
+        return failed
 
     def _ready_event(self) -> Event:
         port = int(self._socket.getsockname()[1])
         return ready_event(self._plan, port=port, seconds=time.monotonic() - self._began)
-
-    def _tell(self, events: list[Event]) -> None:
-        for item in events:
-            emit_event(item)
-        self._history.append(events)
 
 
 def _error(failed: Event) -> TpuctlError:
