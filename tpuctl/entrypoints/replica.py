@@ -44,11 +44,11 @@ class Replica:
         def tell(phase: str, **fields: Any) -> None:
             board.put.remote(event("phase", phase=phase, replica=self._name, **fields))
 
-        model = GangModel(plan, tell=tell)
+        self._model = GangModel(plan, tell=tell)  # kept, since the slice is held as long as it is
         try:
-            loaded = await asyncio.to_thread(model.load)
+            loaded = await asyncio.to_thread(self._model.load)
         except TpuctlError as error:
-            model.close()
+            self._model.close()
             board.put.remote(event("failed", reason=error.message, hint=error.hint, error=type(error).__name__))
             raise
         self._bridge = begin_serving(self._front, loaded, server_options(plan))
