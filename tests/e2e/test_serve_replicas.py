@@ -71,3 +71,11 @@ def test_replica_killed_under_load_costs_no_request_that_had_not_begun(replicas:
         psutil.Process(replicas.pids[0]).kill()
         answers = [answer.result() for answer in waiting]
     assert [answer.status_code for answer in answers] == [200] * 36, [answer.text for answer in answers]
+
+
+def test_replica_without_a_slice_for_it_is_refused_in_seconds(replicas: Replicas, tpuctl: Command) -> None:
+    (tpuctl.cwd / "late.toml").write_text(RECIPE)
+    refused = tpuctl("serve", "late.toml", "--set", "slice.slices=2", timeout_seconds=60)
+    assert refused.code == 3, refused.everything
+    assert "busy with" in refused.err
+    assert "twice-1" in refused.err
