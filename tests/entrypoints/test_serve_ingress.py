@@ -88,7 +88,7 @@ def lost() -> RayTaskError:
 def asked(make: Callable[[], list[Answer]], **body: Any) -> tuple[httpx.Response, Ingress, Handle]:
     async def ask() -> tuple[httpx.Response, Ingress, Handle]:
         handle = Handle(*make())
-        ingress = Ingress(handle, max_body_bytes=1000, timeout_seconds=5)
+        ingress = Ingress(handle, limits=HttpOptions(max_body_bytes=1000), timeout_seconds=5)
         transport = httpx.ASGITransport(app=ingress)  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=transport, base_url="http://toy") as client:
             return await client.post("/v1/completions", json=BODY | body), ingress, handle
@@ -141,11 +141,21 @@ def test_no_room_is_429_a_fault_500_and_a_large_body_413() -> None:
     assert large.status_code == 413
 
 
+def test_request_without_a_body_is_passed_on_too() -> None:
+    async def ask() -> httpx.Response:
+        ingress = Ingress(Handle(toy_replica()), limits=HttpOptions(), timeout_seconds=5)
+        transport = httpx.ASGITransport(app=ingress)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://toy") as client:
+            return await client.get("/v1/models")
+
+    assert [model["id"] for model in asyncio.run(ask()).json()["data"]] == ["toy", "toy:poet"]
+
+
 def test_client_that_leaves_ends_its_request_in_the_engine() -> None:
     async def leave() -> None:
         engine = ToyEngine()
         handle = Handle(toy_replica(engine))
-        ingress = Ingress(handle, max_body_bytes=1000, timeout_seconds=5)
+        ingress = Ingress(handle, limits=HttpOptions(max_body_bytes=1000), timeout_seconds=5)
         body = json.dumps(BODY | {"max_tokens": 200, "stream": True}).encode()
         inbox: asyncio.Queue[Message] = asyncio.Queue()
         inbox.put_nowait({"type": "http.request", "body": body, "more_body": False})
@@ -154,7 +164,8 @@ def test_client_that_leaves_ends_its_request_in_the_engine() -> None:
         async def send(_: Message) -> None:
             sent.set()
 
-        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": []}
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": headers}
         work = asyncio.create_task(ingress(scope, inbox.get, send))
         await sent.wait()
         inbox.put_nowait({"type": "http.disconnect"})

@@ -16,11 +16,13 @@ from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError
+from starlette.requests import Request
 
 from tpuctl.entrypoints.serve_call import Call, Message, Receive, Send
 from tpuctl.errors import HostLostError
+from tpuctl.serve.border import HttpOptions
 from tpuctl.serve.protocol.errors import ApiError, engine_failed, overloaded, timed_out, unavailable
-from tpuctl.serve.wire import event
+from tpuctl.serve.wire import ClientGoneError, event, read_body
 
 _LOG = logging.getLogger("tpuctl.serve")
 _TRY_AGAIN_SECONDS = 0.5
@@ -29,10 +31,10 @@ _TRY_AGAIN_SECONDS = 0.5
 class Ingress:
     """The ASGI app in front of the replicas of one model."""
 
-    def __init__(self, handle: Any, *, max_body_bytes: int, timeout_seconds: float) -> None:
+    def __init__(self, handle: Any, *, limits: HttpOptions, timeout_seconds: float) -> None:
         """``handle`` is Ray Serve's, of a deployment of ``Replica``."""
         self._answer = handle.options(stream=True).answer
-        self._max_body_bytes = max_body_bytes
+        self._limits = limits
         self._timeout_seconds = timeout_seconds
         self.status = "starting"
         self.retries = 0
@@ -54,11 +56,11 @@ class Ingress:
 
     async def _answered(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         try:
-            call = await _call(scope, receive, max_body_bytes=self._max_body_bytes)
+            call = _call(scope, await self._body(Request(scope, receive)))
         except ApiError as error:
             await _refuse(send, error)
             return
-        if call is None:
+        except ClientGoneError:
             return
         work, gone = asyncio.create_task(self._pass_on(call, send)), asyncio.create_task(_disconnected(receive))
         try:
@@ -70,15 +72,20 @@ class Ingress:
         with suppress(asyncio.CancelledError):
             await work
 
+    async def _body(self, request: Request) -> bytes:
+        if request.method != "POST":
+            return b""
+        return await read_body(request, max_bytes=self._limits.max_body_bytes, seconds=self._limits.body_seconds)
+
     async def _pass_on(self, call: Call, send: Send) -> None:
         stream: Any = None
         try:
             stream, first = await self._begun(call)
-            for message in first:
-                await send(message)
+            await self._send(first, send)
             async for messages in stream:
-                for message in messages:
-                    await send(message)
+                await self._send(messages, send)
+        except TimeoutError:
+            return  # a client that takes nothing of its answer is left
         except ApiError as error:
             await _refuse(send, error)
         except RayError as error:
@@ -90,6 +97,10 @@ class Ingress:
         finally:
             if stream is not None:
                 stream.cancel()
+
+    async def _send(self, messages: list[Message], send: Send) -> None:
+        for message in messages:
+            await asyncio.wait_for(send(message), self._limits.send_seconds)
 
     async def _begun(self, call: Call) -> tuple[Any, list[Message]]:
         """The answer of the first replica that gives one, and its beginning.
@@ -123,26 +134,13 @@ class Ingress:
             await asyncio.sleep(_TRY_AGAIN_SECONDS)
 
 
-async def _call(scope: MutableMapping[str, Any], receive: Receive, *, max_body_bytes: int) -> Call | None:
-    """The request with its body; None if the client leaves before it is all there."""
-    parts, size, more = [], 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        part = message.get("body", b"")
-        size += len(part)
-        if size > max_body_bytes:
-            text = f"the body is larger than {max_body_bytes} bytes"
-            raise ApiError(text, status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE, code="too_large")
-        parts.append(part)
-        more = message.get("more_body", False)
+def _call(scope: MutableMapping[str, Any], body: bytes) -> Call:
     return Call(
         method=scope["method"],
         path=scope["path"],
         query=scope["query_string"],
         headers=tuple((bytes(name), bytes(value)) for name, value in scope["headers"]),
-        body=b"".join(parts),
+        body=body,
     )
 
 

@@ -22,7 +22,7 @@ from tpuctl import errors
 from tpuctl.entrypoints.prefix_router import PrefixRouter
 from tpuctl.entrypoints.replica import Replica
 from tpuctl.entrypoints.serve_board import Board
-from tpuctl.entrypoints.serve_host import News, ready_event, server_options
+from tpuctl.entrypoints.serve_host import News, http_options, ready_event, server_options
 from tpuctl.entrypoints.serve_ingress import Ingress
 from tpuctl.entrypoints.serve_news import Teller
 from tpuctl.errors import CapacityError, JobFailedError, TpuctlError
@@ -100,7 +100,8 @@ class ReplicatedEndpoint:
 
     async def _serve(self, handle: Any, stop: Callable[[], bool]) -> None:
         endpoint = self._plan.endpoint
-        ingress = Ingress(handle, max_body_bytes=endpoint.max_body_bytes, timeout_seconds=endpoint.timeout_seconds)
+        limits = http_options(endpoint)
+        ingress = Ingress(handle, limits=limits, timeout_seconds=endpoint.timeout_seconds)
         server = uvicorn.Server(uvicorn_config(ingress, self._options))
         listening = asyncio.create_task(server.serve(sockets=[self._socket]))
         try:
