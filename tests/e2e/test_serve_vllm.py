@@ -1,4 +1,4 @@
-"""A recipe handed over to vLLM, deployed through a real Ray Serve with a stand-in for what vLLM's image would import."""
+"""A recipe handed over to vLLM, deployed through a real Ray Serve with a stand-in for what vLLM's image imports."""
 
 from __future__ import annotations
 
