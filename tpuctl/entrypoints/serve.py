@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -27,6 +27,9 @@ from tpuctl.entrypoints.serve_news import TELL_SECONDS, Teller
 from tpuctl.entrypoints.stopping import stop_watch
 from tpuctl.errors import JobFailedError
 from tpuctl.plan.schema import EmbeddingPlan, ServingPlan, plan_to_json
+
+if TYPE_CHECKING:
+    from tpuctl.entrypoints.serve_gang import LeadHost
 
 _POLL_SECONDS = 0.5
 # Beyond the time to drain: for the process to end.
@@ -88,15 +91,22 @@ def _lead(plan: ServingPlan, *, stop: Callable[[], bool]) -> None:
     host, teller = LeadHost(plan), Teller(plan.run.directory)
     with closing(teller), ThreadPoolExecutor(1) as pool:
         running = pool.submit(host.run)
-        while not (running.done() or stop()):
-            wait([running], timeout=_POLL_SECONDS)
-            teller.tell(host.news(since=teller.told))
-        host.stop()
-        seconds = plan.endpoint.drain_seconds + _MARGIN_SECONDS
-        if not wait([running], timeout=seconds).done:
-            emit("note", text=f"the endpoint did not end within {seconds:.0f} s and is killed")
-            host.close()
-        running.result()
+        try:
+            while not (running.done() or stop()):
+                wait([running], timeout=_POLL_SECONDS)
+                teller.tell(host.news(since=teller.told))
+        finally:
+            ended = running.done()
+            _end_lead(host, running, seconds=plan.endpoint.drain_seconds + _MARGIN_SECONDS)
+        if ended:  # what a stop cuts short is no failure
+            running.result()
+
+
+def _end_lead(host: LeadHost, running: Future[None], *, seconds: float) -> None:
+    host.stop()
+    if not wait([running], timeout=seconds).done:
+        emit("note", text=f"the endpoint did not end within {seconds:.0f} s and is killed")
+        host.close()
 
 
 class _Endpoint:
