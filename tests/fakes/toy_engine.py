@@ -121,7 +121,11 @@ class ToyEngine:
 
     def _go_on(self, running: _Running) -> Output:
         request, sampling, position = running.request, running.request.sampling, len(running.made)
-        token = self._draw(running, position) if request.grammar is None else _bound(request.grammar)
+        try:
+            token = self._draw(running, position) if request.grammar is None else _bound(request.grammar)
+        except RequestError:
+            del self._running[request.request_id]
+            return Output(request_id=request.request_id, token_ids=(), finish_reason="abort")
         running.made.append(token)
         self._output_tokens += 1
         ends = token in sampling.stop_ids or (token in self._eos_ids and not sampling.ignore_eos)

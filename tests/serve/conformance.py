@@ -361,7 +361,7 @@ LINES: Mapping[str, Mapping[str, Line]] = {
         ),
         "tools": Line(proof=_tools, refused=([{"type": "custom"}], 5)),
         "tool_choice": Line(
-            proof=_tool_choice, refused=("required", "any", {"type": "function"}, {"type": "custom"}, 5)
+            proof=_tool_choice, refused=("required", "any", {"type": "function"}, {"type": "custom"}, {"type": []}, 5)
         ),
         "parallel_tool_calls": Line(proof=_parallel, refused=(True, 1)),
         "reasoning_effort": Line(proof=_effort, refused=("huge", 1)),
@@ -382,7 +382,7 @@ LINES: Mapping[str, Mapping[str, Line]] = {
         "web_search_options": Line(proof=None, refused=({},)),
         "add_generation_prompt": Line(proof=_no_header, refused=(1,)),
         "continue_final_message": Line(proof=_continued, refused=(1,)),
-        "chat_template_kwargs": Line(proof=_template_variables, refused=(5, {"no_such_variable": 1})),
+        "chat_template_kwargs": Line(proof=_template_variables, refused=(5, {"no_such_variable": 1}, {"messages": []})),
         "documents": Line(proof=_documents, refused=(5,)),
     },
     EMBEDDINGS: {

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.fakes.toy_engine import ToyEngine
 from tests.serve.conformance import tool
 from tests.serve.server import running, toy_grammars
 from tpuctl.engine.request import Grammar, RequestError
@@ -137,6 +139,30 @@ def test_calls_that_cannot_be_bound_are_refused_by_name(fields: dict[str, Any], 
         response = served.client.post("/v1/chat/completions", json=body)
         assert response.status_code == 400
         assert response.json()["error"]["param"].partition("[")[0] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}}, "no text fits it"),
+        ({"type": "regex", "regex": "("}, "unclosed group"),
+    ],
+)
+def test_reason_of_a_form_that_is_none_is_said_without_the_parsers_state(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words) as error:
+        toy_grammars()(form(**fields))
+    assert "<state>" not in error.value.message
+
+
+def test_form_that_proves_too_large_ends_its_own_request_alone_and_is_no_fault_of_the_server() -> None:
+    bomb = {"type": "regex", "regex": "(a{1000}){1000}"}
+    body = {"model": "toy", "messages": [{"role": "user", "content": "a"}], "max_tokens": 50}
+    with running(ToyEngine(step_seconds=0.002)) as served, ThreadPoolExecutor(1) as pool:
+        other = pool.submit(served.client.post, "/v1/chat/completions", json=body)
+        response = served.client.post("/v1/chat/completions", json={**body, "response_format": bomb}, timeout=60)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "response_format")
+        assert other.result().status_code == 200
+        served.wait_until_idle()
 
 
 def test_form_that_is_none_names_the_field(make: MakeGrammar) -> None:

@@ -62,7 +62,7 @@ class Embedding:
         self._max_waiting = max_waiting
         self._timeout_seconds = timeout_seconds
         self._waiting: deque[_Waiting] = deque()
-        self._running = self._failures = 0
+        self._running = self._failures = self._tokens = 0
         self._more = asyncio.Event()
 
     @property
@@ -86,13 +86,13 @@ class Embedding:
         self.draining = True
 
     def figures(self) -> dict[str, Any]:
-        """How it goes; an encoder has no pages and makes no tokens."""
+        """How it goes; an encoder has no pages, and its tokens are those of the texts."""
         waiting = sum(len(item.texts) for item in self._waiting)
         return {
             "running": self._running,
             "waiting": waiting,
-            "output_tokens": 0,
-            "page_use": 0.0,
+            "output_tokens": self._tokens,
+            "page_use": None,
             "first_token_seconds": None,
         }
 
@@ -151,6 +151,7 @@ class Embedding:
         finally:
             self._running = 0
         self._failures = 0
+        self._tokens += sum(map(len, texts))
         at = 0
         for item in batch:
             if not item.result.done():

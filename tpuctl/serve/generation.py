@@ -13,7 +13,7 @@ from tpuctl.serve.asking import Ask
 from tpuctl.serve.bridge import Bridge, Group
 from tpuctl.serve.forms import Form
 from tpuctl.serve.metrics import Metrics, Timing
-from tpuctl.serve.protocol.errors import timed_out, unavailable
+from tpuctl.serve.protocol.errors import ApiError, timed_out, unavailable
 from tpuctl.serve.sample import Delta, Sample
 from tpuctl.serve.served import Served
 
@@ -116,7 +116,7 @@ class Generation:
 
     def _take(self, index: int, output: Output) -> Delta:
         if output.finish_reason == "abort":
-            raise unavailable("the server ended this request")
+            raise self._aborted(index)
         sample = self._samples[index]
         before = sample.num_tokens
         delta = sample.add(output)
@@ -129,6 +129,13 @@ class Generation:
             prompt_tokens = len(self.ask.prompt_of(index))
             self._timing.finished(delta.finish_reason, prompt_tokens=prompt_tokens, output_tokens=sample.num_tokens)
         return delta
+
+    def _aborted(self, index: int) -> ApiError:
+        """Why the engine ended a request: a form that proved too large to be followed, or what is ours."""
+        if self.ask.requests[index].grammar is None:
+            return unavailable("the server ended this request")
+        message = "the form of the answer is too large to be followed any further"
+        return ApiError(message, param="response_format", code="invalid_value")
 
 
 @asynccontextmanager

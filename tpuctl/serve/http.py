@@ -67,7 +67,7 @@ class Front:
             "/ready": self._ready,
             "/metrics": self._metrics,
             "/version": _version,
-            "/openapi.json": _openapi,
+            "/openapi.json": self._openapi,
         }
         routes = [Route(path, self._border.guarded(handler), methods=["POST"]) for path, handler in posts.items()]
         routes += [Route(path, self._border.guarded(handler), methods=["GET"]) for path, handler in gets.items()]
@@ -156,6 +156,9 @@ class Front:
         text = b"" if self.serving is None else self.serving.metrics.text()
         return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
+    async def _openapi(self, _: Request) -> Response:
+        return Json(openapi_document(() if self.serving is None else self.serving.served.names))
+
     def _count(self, path: str, status: int) -> None:
         if self.serving is not None:
             self.serving.metrics.answered(path, status=status)
@@ -211,10 +214,6 @@ def _log(ask: Ask, user: str | None) -> None:
 
 async def _version(_: Request) -> Response:
     return Json({"version": __version__})
-
-
-async def _openapi(_: Request) -> Response:
-    return Json(openapi_document())
 
 
 async def _not_found(request: Request, error: Exception) -> Response:

@@ -13,6 +13,8 @@ from tpuctl.serve.served import Served
 from tpuctl.text.chat import Chat
 from tpuctl.text.template import Conversation
 
+# Variables of a template that fields of the request, or their meaning, give.
+_OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "reasoning_effort")
 _SHORT_CHARACTERS = 8192
 
 Ids = tuple[int, ...]
@@ -59,6 +61,10 @@ async def chat_ids(served: Served, body: ChatBody) -> Ids:
     """
     tools = None if body.tools is None or body.tool_choice == "none" else [tool.for_template() for tool in body.tools]
     variables = dict(body.chat_template_kwargs or {})
+    own = next((name for name in variables if name in _OWN_VARIABLES), None)
+    if own is not None:
+        param = f"chat_template_kwargs.{own}"
+        raise ApiError(f"{param}: the request has a field of its own for it", param=param, code="invalid_value")
     if body.reasoning_effort is not None:
         variables["reasoning_effort"] = body.reasoning_effort
     conversation = Conversation(

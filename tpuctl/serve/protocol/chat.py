@@ -18,6 +18,15 @@ Content = str | tuple[dict[str, Any], ...] | None
 _MAX_INT32 = 2**31 - 1
 
 
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
+_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _PART}, {"type": "null"}]}
+
+
 def _content(value: Any) -> Content:
     if value is None or isinstance(value, str):
         return value
@@ -36,7 +45,7 @@ class Message(Body):
     """One message. Which of the roles and their order make sense is up to the model's chat template."""
 
     role: Role
-    content: checked(Content, _content) = None  # type: ignore[valid-type]
+    content: checked(Content, _content, schema=_CONTENT_SCHEMA) = None  # type: ignore[valid-type]
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] | None = None
     tool_call_id: str | None = None

@@ -15,6 +15,15 @@ _MAX_INT32 = 2**31 - 1
 
 Prompt = str | tuple[int, ...]
 
+_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": _MAX_INT32}}
+
+
+def prompts_schema(*, most: int, shortest: int = 0) -> dict[str, Any]:
+    """What ``prompts_of`` takes, as a JSON schema."""
+    text = {"type": "string", "minLength": shortest}
+    several = [{"type": "array", "minItems": 1, "maxItems": most, "items": item} for item in (text, _IDS)]
+    return {"anyOf": [text, _IDS, *several]}
+
 
 def prompts_of(value: Any, *, most: int = MAX_PROMPTS) -> tuple[Prompt, ...]:
     """All four forms: a text, token ids, a list of texts, a list of lists of token ids; ``ValueError`` of others."""
@@ -40,7 +49,7 @@ def _are_ids(value: Any) -> bool:
 class CompletionBody(SamplingFields):
     """A request to ``/v1/completions``."""
 
-    prompt: checked(tuple[Prompt, ...], prompts_of) = Field(  # type: ignore[valid-type]
+    prompt: checked(tuple[Prompt, ...], prompts_of, schema=prompts_schema(most=MAX_PROMPTS)) = Field(  # type: ignore[valid-type]
         description="a text, token ids, or a list of either"
     )
     max_tokens: int | None = Field(

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from tpuctl.serve.protocol.body import Body, checked
-from tpuctl.serve.protocol.completions import Prompt, prompts_of
+from tpuctl.serve.protocol.completions import Prompt, prompts_of, prompts_schema
 
 MAX_INPUTS = 2048
 
@@ -23,7 +23,7 @@ class EmbeddingBody(Body):
     """A request to ``/v1/embeddings``."""
 
     model: str = Field(description="a name that `/v1/models` lists; another is answered 404")
-    input: checked(tuple[Prompt, ...], _inputs) = Field(  # type: ignore[valid-type]
+    input: checked(tuple[Prompt, ...], _inputs, schema=prompts_schema(most=MAX_INPUTS, shortest=1)) = Field(  # type: ignore[valid-type]
         description="a text, token ids, or a list of either; each within the model's length"
     )
     encoding_format: Literal["float", "base64"] | None = Field(

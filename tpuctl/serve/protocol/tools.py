@@ -88,7 +88,8 @@ def check_tool_choice(value: Any) -> ToolChoice | None:
     """Which call is wanted; ``ValueError`` of what is none of the forms."""
     if value is None or value in ("none", "auto", "required"):
         return value  # type: ignore[no-any-return]
-    kind = _KINDS.get(value.get("type")) if isinstance(value, dict) else None
+    said = value.get("type") if isinstance(value, dict) else None
+    kind = _KINDS.get(said) if isinstance(said, str) else None
     if kind is None:
         raise ValueError("must be 'none', 'auto', 'required', a function or allowed_tools")
     try:
@@ -98,7 +99,7 @@ def check_tool_choice(value: Any) -> ToolChoice | None:
         raise ValueError(f"{path_of(first['loc'])}: {first['msg']}") from None
 
 
-_KINDS: dict[Any, type[NamedToolChoice | AllowedToolChoice]] = {
+_KINDS: dict[str, type[NamedToolChoice | AllowedToolChoice]] = {
     "function": NamedToolChoice,
     "allowed_tools": AllowedToolChoice,
 }
