@@ -65,9 +65,9 @@ class Gang:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.events.append(json.loads(line))
-            if self.events[-1]["event"] in (name, "failed"):
+            if self.events[-1].get("event") in (name, "failed"):
                 break
-        assert self.events[-1]["event"] == name, self.events
+        assert self.events[-1].get("event") == name, self.events
         return self.events[-1]
 
     def texts(self, prompts: Any) -> list[str]:

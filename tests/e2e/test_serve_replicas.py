@@ -28,9 +28,9 @@ class Replicas:
         self.events: list[dict[str, Any]] = []
         for line in process.stdout:
             self.events.append(json.loads(line))
-            if self.events[-1]["event"] in ("ready", "failed"):
+            if self.events[-1].get("event") in ("ready", "failed"):
                 break
-        assert self.events[-1]["event"] == "ready", self.events
+        assert self.events[-1].get("event") == "ready", self.events
         self.url = self.events[-1]["url"]
 
     @property
