@@ -72,9 +72,14 @@ def own_elements(params: Any) -> tuple[int, int]:
 
 
 def start(
-    options: dict[str, Any], *, processes: int, devices: int, module: str = "tests.fakes.weights_host"
+    options: dict[str, Any],
+    *,
+    processes: int,
+    devices: int,
+    stderr: bool = False,
+    module: str = "tests.fakes.weights_host",
 ) -> list[subprocess.Popen[str]]:
-    """The processes, each with so many virtual CPU devices."""
+    """The processes, each with so many virtual CPU devices; with ``stderr`` what they say there is kept."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
@@ -91,6 +96,7 @@ def start(
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if stderr else None,
             text=True,
         )
         for one in asked

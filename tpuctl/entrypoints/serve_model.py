@@ -21,6 +21,7 @@ from tpuctl.engine.lockstep import Forward
 from tpuctl.engine.options import EngineOptions, buckets
 from tpuctl.engine.runner import Runner, RunnerOptions
 from tpuctl.entrypoints.parity import check_parity, plain_forward
+from tpuctl.entrypoints.programs import keep_programs
 from tpuctl.entrypoints.serve_checkpoint import exported_checkpoint
 from tpuctl.entrypoints.serve_text import load_text
 from tpuctl.mesh import create_mesh
@@ -30,7 +31,6 @@ from tpuctl.plan.schema import ServingPlan
 from tpuctl.serve.generation import MakeGrammar
 from tpuctl.serve.served import Served
 from tpuctl.serve.server import Loaded
-from tpuctl.storage import join
 from tpuctl.text import Tokenizer
 from tpuctl.text.chat import Chat
 from tpuctl.train.devices import verify_devices
@@ -75,7 +75,7 @@ def ready_runner(plan: ServingPlan, options: EngineOptions, *, simulated: bool, 
         WeightsError: The folder's weights are not those of the plan's model.
     """
     verify_devices(plan, simulated=simulated)
-    _keep_programs(plan)
+    keep_programs(plan, tell=lambda text: tell("programs", detail=text))
     mesh = create_mesh(plan.mesh)
     params = _weights(plan, mesh, tell=tell)
     run = RunnerOptions(dtype=jnp.dtype(plan.engine.dtype))
@@ -112,12 +112,6 @@ def with_local_folders(plan: ServingPlan, *, tell: Tell) -> ServingPlan:
     weights = plan.weights and replace(plan.weights, uri=model_folder(plan.weights.uri, tell=tell))
     text = replace(plan.text, tokenizer=model_folder(plan.text.tokenizer, tell=tell))
     return replace(plan, weights=weights, text=text)
-
-
-def _keep_programs(plan: ServingPlan) -> None:
-    """Keep what is compiled in the run directory: the next start of the same endpoint reads it."""
-    jax.config.update("jax_compilation_cache_dir", join(plan.run.directory, "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 def _weights(plan: ServingPlan, mesh: Mesh, *, tell: Tell) -> ParamTree:

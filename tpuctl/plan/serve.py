@@ -48,7 +48,7 @@ def resolve_serving(
     one = slices and replace(slices, slices=1)
     model = _model(recipe, source, findings)
     run = plan_run(recipe, here=here, findings=findings)
-    job = plan_job(recipe, environ=environ, findings=findings)
+    job = plan_job(recipe, environ=environ, here=here, findings=findings)
     text = _text(recipe, source, here=here, findings=findings)
     mesh = _mesh(recipe, one, findings) if one else None
     if mesh is not None and model is not None:

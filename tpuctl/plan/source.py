@@ -25,6 +25,7 @@ from tpuctl.plan.serve_schema import ServedCheckpointPlan
 from tpuctl.plan.weights_header import check_header
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import InferenceRecipe, Recipe, ServingRecipe, TrainingRecipe
+from tpuctl.storage import is_gcs
 
 ModelErrors = (WeightsError, StorageError, ModelConfigError)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -42,6 +43,39 @@ class ModelSource:
     family: str
     has_tokenizer: bool
     checkpoint: ServedCheckpointPlan | None = None
+
+
+# Stands for a model that is not looked at: nothing that depends on a model's sizes is refused with it.
+_UNSEEN = ModelSpec(
+    name="unseen",
+    vocab_size=1 << 20,
+    hidden_size=8,
+    num_layers=1,
+    num_heads=1024,
+    num_kv_heads=1024,
+    head_dim=2,
+    mlp_size=1024,
+)
+
+
+def unseen_source(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str] | str) -> ModelSource | None:
+    """A stand-in for the model folder or run in a bucket that a recipe names, None where it names none there.
+
+    Raises:
+        RecipeError: the URI names no bucket.
+    """
+    findings, here = Findings(origin=recipe.origin), Here.of(cwd, environ)
+    if isinstance(recipe, ServingRecipe) and is_gcs(recipe.model.checkpoint or ""):
+        name, step = run_and_step(str(recipe.model.checkpoint))
+        uri = storage_place("model.checkpoint", name, here=here, findings=findings)
+        checkpoint = ServedCheckpointPlan(run=uri, step=step)
+    elif isinstance(recipe, TrainingRecipe | ServingRecipe) and is_gcs(recipe.model.source or ""):
+        uri = storage_place("model.source", str(recipe.model.source), here=here, findings=findings)
+        checkpoint = None
+    else:
+        return None
+    findings.settle()
+    return ModelSource(uri=uri, spec=_UNSEEN, family="llama", has_tokenizer=True, checkpoint=checkpoint)
 
 
 def read_source(
