@@ -168,7 +168,7 @@ def _engine(options: argparse.Namespace) -> tuple[Any, Any, Any]:
         prefix_cache=False,
         min_step_tokens=1 if options.dtype == "float32" else 2,
     )
-    mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=1, tensor=1), devices=jax.devices()[:1])
+    mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=1), devices=jax.devices()[:1])
     run = RunnerOptions(dtype=jnp.dtype(options.dtype))
     params = init_params(spec, jax.random.key(0))
     runner = Runner(spec, params, mesh=mesh, engine=sizes, options=run)

@@ -120,4 +120,4 @@ def _tensor(spec: ModelSpec) -> int:
 
 
 def _mesh(spec: ModelSpec) -> MeshPlan:
-    return MeshPlan(slice=1, data=1, fsdp=1, tensor=_tensor(spec))
+    return MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=_tensor(spec))
