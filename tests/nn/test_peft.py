@@ -78,7 +78,8 @@ def test_logits_with_an_adapter_are_those_of_peft(name: str) -> None:
         positions=jnp.arange(tokens.shape[1])[None],
         segment_ids=jnp.ones(tokens.shape, jnp.int32),
     )
-    logits = bind(model.spec, joined(adapters, weights), lora=model.lora).logits(rows)
+    compute = jax.jit(lambda params, rows: bind(model.spec, params, lora=model.lora).logits(rows))
+    logits = compute(joined(adapters, weights), rows)
     np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 
