@@ -150,7 +150,7 @@ def _engine(options: argparse.Namespace) -> tuple[Any, Any, Any]:
 
     from tpuctl.engine.engine import Engine
     from tpuctl.engine.options import EngineOptions
-    from tpuctl.engine.runner import Runner, RunnerOptions
+    from tpuctl.engine.runner import Runner, RunnerOptions, least_tokens
     from tpuctl.mesh import create_mesh
     from tpuctl.modelspec import PRESETS
     from tpuctl.nn.params import init_params
@@ -158,6 +158,7 @@ def _engine(options: argparse.Namespace) -> tuple[Any, Any, Any]:
 
     spec = PRESETS[options.model]
     spec = spec if spec.vocab_size else replace(spec, vocab_size=VOCAB)
+    mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=1), devices=jax.devices()[:1])
     most = max(options.concurrency)
     sizes = EngineOptions(
         max_length=IN + OUT,
@@ -166,9 +167,8 @@ def _engine(options: argparse.Namespace) -> tuple[Any, Any, Any]:
         max_running=most,
         max_step_tokens=max(128, most),
         prefix_cache=False,
-        min_step_tokens=1 if options.dtype == "float32" else 2,
+        min_step_tokens=least_tokens(mesh, dtype=options.dtype),
     )
-    mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=1), devices=jax.devices()[:1])
     run = RunnerOptions(dtype=jnp.dtype(options.dtype))
     params = init_params(spec, jax.random.key(0))
     runner = Runner(spec, params, mesh=mesh, engine=sizes, options=run)
@@ -225,22 +225,18 @@ def _products(program: Any, params: Any, *, rows: int) -> Callable[[], Any]:
     import jax
     import jax.numpy as jnp
 
-    from tpuctl.engine.placement import param_shapes, stacked
     from tpuctl.nn.layers import project, project_back
 
     def products(params: Any, x: jax.Array) -> jax.Array:
-        tree = stacked(params, like=param_shapes(program.spec))
-        layers = tree["layers"]
-
-        def layer(x: jax.Array, this: Any) -> tuple[jax.Array, None]:
-            q, k, v = (project(x, this["attention"][name]) for name in ("query", "key", "value"))
-            x = project_back(q + 0 * jnp.sum(k + v), this["attention"]["out"])
-            gate, up = (project(x, this["mlp"][name]) for name in ("gate", "up"))
-            return project_back(gate * up, this["mlp"]["down"]), None
-
-        x, _ = jax.lax.scan(layer, x, layers, unroll=True)
+        for group in params["groups"]:
+            for i in range(len(group["attention"]["query"])):
+                attention, mlp = group["attention"], group["mlp"]
+                q, k, v = (project(x, attention[name][i]) for name in ("query", "key", "value"))
+                x = project_back(q + 0 * jnp.sum(k + v), attention["out"][i])
+                gate, up = (project(x, mlp[name][i]) for name in ("gate", "up"))
+                x = project_back(gate * up, mlp["down"][i])
         contracted = (((1,), (1,)), ((), ()))
-        return jax.lax.dot_general(x[0], tree["embedding"], contracted, preferred_element_type=jnp.float32)
+        return jax.lax.dot_general(x[0], params["ends"]["embedding"], contracted, preferred_element_type=jnp.float32)
 
     x = jnp.ones((1, rows, program.spec.hidden_size), program.options.dtype)
     run = jax.jit(products)

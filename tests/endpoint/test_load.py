@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
 from tests.fakes.toy_engine import ToyEngine, says
@@ -52,6 +54,34 @@ def test_chat_prints_the_answer(capsys) -> None:
     with running(ToyEngine(says(*b"fine \x1b[31m"))) as served:
         assert run(["chat", served.url, "how are you?"]) == 0
     assert capsys.readouterr().out == "fine \\x1b[31m\n"
+
+
+class _Keyboard(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_conversation_goes_on_after_an_answer_that_is_refused_or_ended(monkeypatch, capsys) -> None:
+    typed = iter(["long " * 100, "short", "/new", "again", ""])
+    monkeypatch.setattr("sys.stdin", _Keyboard())
+    monkeypatch.setattr("builtins.input", lambda _: next(typed))
+    with running(ToyEngine(says(*b"fine")), served=toy_served(max_length=60)) as served:
+        assert run(["chat", served.url]) == 0
+        prompts = [bytes(token for token in request.prompt if token < 256) for request in served.engine.seen]
+    assert prompts == [b"<user>short<assistant>", b"<user>again<assistant>"]
+    said = capsys.readouterr()
+    assert said.out == "fine\nfine\n"
+    assert "context length is 60 tokens" in said.err
+
+
+def test_answer_that_is_ended_half_way_is_remembered_as_far_as_it_came() -> None:
+    with running(ToyEngine(says(*b"fine"), step_seconds=0.01)) as served:
+        talk = Talk(Endpoint(served.url, key=None), model="toy", system=None)
+        answer = talk.answers("how are you?")
+        next(answer)
+        answer.close()
+        served.wait_until_idle()
+    assert [message["content"] for message in talk.messages] == ["how are you?", "f"]
 
 
 def test_refusal_and_absence_are_told_apart(capsys) -> None:

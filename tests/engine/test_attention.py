@@ -33,7 +33,7 @@ def _layout(parts: list[tuple[int, int]]) -> PagedLayout:
         sequence.slot = slot
         sequence.pages = [next(pages) for _ in range(-(-(start + count) // PAGE))]
         work.append(Work(sequence=sequence, start=start, num_tokens=count, draws=True, fresh=True))
-    batch = SlotTable(SIZES, eos_ids=()).batch(work, bucket=Bucket(tokens=112, rows=8, prompts=True))
+    batch = SlotTable(SIZES, eos_ids=()).batch(work, bucket=Bucket(tokens=112, rows=8))
     return jax.tree.map(jnp.asarray, PagedLayout(**batch.layout))
 
 

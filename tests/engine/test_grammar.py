@@ -29,7 +29,7 @@ def byte_compiler(*, vocab_size: int) -> GrammarCompiler:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["</s>"])
     _IDS.update({tokenizer.decode([i]): i for i in range(256)})
-    return GrammarCompiler(tokenizer.to_str(), vocab_size=vocab_size, eos_ids=(EOS,))
+    return GrammarCompiler.of_json(tokenizer.to_str(), vocab_size=vocab_size, eos_ids=(EOS,))
 
 
 _IDS: dict[str, int] = {}

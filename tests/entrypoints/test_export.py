@@ -17,16 +17,22 @@ from tests.fakes.model_folders import SPEC, write_model
 from tests.fakes.tiny_training import make_batch, make_plan
 from tpuctl.cli.app import run
 from tpuctl.entrypoints.export import Request, export
+from tpuctl.entrypoints.serve_checkpoint import exported_checkpoint
 from tpuctl.entrypoints.weights import starting_weights
-from tpuctl.errors import CheckpointError, UsageError, WeightsError
+from tpuctl.errors import CheckpointError, RecipeError, UsageError, WeightsError
 from tpuctl.mesh import create_mesh
 from tpuctl.model_folder import open_weights
 from tpuctl.nn.weights_leaves import DTYPES
-from tpuctl.plan.schema import TrainingPlan
+from tpuctl.plan.resolve import resolve
+from tpuctl.plan.schema import Plan, ServingPlan, TrainingPlan, plan_dumps, plan_loads
+from tpuctl.plan.source import read_source
 from tpuctl.plan.weights_schema import WeightsPlan
+from tpuctl.recipe.load import build_recipe
+from tpuctl.recipe.source import Source
 from tpuctl.runs.record import Attempt, begin_attempt
 from tpuctl.storage import open_storage
 from tpuctl.text import ByteTokenizer
+from tpuctl.text.place import TokenizerRef
 from tpuctl.train.checkpoint import Checkpoints
 from tpuctl.train.program import program_for
 from tpuctl.train.provenance import provenance_of
@@ -171,3 +177,48 @@ def test_resumed_run_keeps_where_its_weights_came_from(trained: dict[str, Any]) 
     assert provenance["source"] == str(trained["root"] / "model")
     assert len(provenance["weights"]) == 32
     assert jax.tree.leaves(state.params)
+
+
+SERVE = {"kind": "serve", "slice": {"accelerator": "v5e", "topology": "1x1"}, "run": {"name": "endpoint"}}
+
+
+def served_plan(checkpoint: str, cwd: Path) -> Plan:
+    recipe = build_recipe(Source(file="r.toml", values={**SERVE, "model": {"checkpoint": checkpoint}}, lines={}))
+    return resolve(recipe, environ={}, cwd=cwd, source=read_source(recipe, environ={}, cwd=cwd))
+
+
+def test_checkpoint_that_is_served_is_a_folder_while_it_is_loaded(trained: dict[str, Any], tmp_path: Path) -> None:
+    plan = served_plan(f"{trained['root']}/run@0", tmp_path)
+    assert isinstance(plan, ServingPlan)
+    assert plan_loads(plan_dumps(plan)) == plan
+    assert (plan.model.name, plan.weights) == (SPEC.name, None)
+    plan = replace(plan, engine=replace(plan.engine, dtype="float32"))
+    told: list[str] = []
+    with exported_checkpoint(plan, tell=lambda phase, **_: told.append(phase)) as found:
+        assert found.weights is not None
+        assert found.text.tokenizer == found.weights.uri
+        after = stored(Path(found.weights.uri))
+        ref = TokenizerRef(name=found.text.tokenizer, directory=str(tmp_path), vocab_size=plan.model.vocab_size)
+        assert ref.load().parse("a<|endoftext|>").ids.tolist() == [97, 256]
+    assert told == ["exported"]
+    assert not Path(found.weights.uri).exists()
+    for name, values in trained["tensors"].items():
+        np.testing.assert_array_equal(after[name], values)
+
+
+def test_checkpoint_that_is_not_there_is_refused_with_those_that_are(trained: dict[str, Any], tmp_path: Path) -> None:
+    plan = served_plan(f"{trained['root']}/run@7", tmp_path)
+    assert isinstance(plan, ServingPlan)
+    with (
+        pytest.raises(WeightsError, match="no complete checkpoint of step 7") as caught,
+        exported_checkpoint(plan, tell=print),
+    ):
+        raise AssertionError("nothing was exported")
+    assert str(caught.value.hint).startswith("there are 0")  # and what the tests before have saved
+
+
+def test_checkpoint_of_no_run_is_refused_in_the_recipe(trained: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="is no run directory") as caught:
+        served_plan(str(trained["root"] / "model"), tmp_path)
+    assert caught.value.where is not None
+    assert caught.value.where.key == "model.checkpoint"

@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from tpuctl.engine.engine import EngineStats
-from tpuctl.engine.request import Output, Request, RequestError, TokenLogprobs
+from tpuctl.engine.request import Grammar, Output, Request, RequestError, TokenLogprobs
 
 NextToken = Callable[[Request, int], int]
 
@@ -119,7 +121,11 @@ class ToyEngine:
 
     def _go_on(self, running: _Running) -> Output:
         request, sampling, position = running.request, running.request.sampling, len(running.made)
-        token = self._draw(running, position)
+        try:
+            token = self._draw(running, position) if request.grammar is None else _bound(request.grammar)
+        except RequestError:
+            del self._running[request.request_id]
+            return Output(request_id=request.request_id, token_ids=(), finish_reason="abort")
         running.made.append(token)
         self._output_tokens += 1
         ends = token in sampling.stop_ids or (token in self._eos_ids and not sampling.ignore_eos)
@@ -149,6 +155,15 @@ class ToyEngine:
     def _prompt_logprobs(self, request: Request) -> tuple[TokenLogprobs, ...]:
         count = request.sampling.prompt_logprobs
         return () if count is None else tuple(_logprobs(token, count) for token in request.prompt[1:])
+
+
+def _bound(grammar: Grammar) -> int:
+    """Of the bytes that a grammar allows one that soon comes to an end."""
+    words = grammar.mask().view(np.uint32)
+    allowed = [token for token in range(257) if words[token // 32] >> np.uint32(token % 32) & 1]
+    token = next((token for token in (256, *b'}]"0123') if token in allowed), allowed[0])
+    grammar.accept(token)
+    return token
 
 
 def _logprobs(token: int, count: int) -> TokenLogprobs:

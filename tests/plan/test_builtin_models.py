@@ -76,10 +76,13 @@ def test_inference_leaves_it_to_the_hosts(task: str) -> None:
     assert plan.model.uri == URI
 
 
-@pytest.mark.parametrize("kind", [TRAIN, SERVE, INFER], ids=["train", "serve", "infer"])
+UNKNOWN = ("builtin:smollm3", "unknown built-in model")
+ENCODER = ("builtin:minilm-l6-v2", "is an encoder, and a decoder is needed")
+
+
 @pytest.mark.parametrize(
-    ("source", "message"),
-    [("builtin:smollm3", "unknown built-in model"), ("builtin:minilm-l6-v2", "is an encoder, and a decoder is needed")],
+    ("kind", "source", "message"),
+    [(TRAIN, *UNKNOWN), (SERVE, *UNKNOWN), (INFER, *UNKNOWN), (TRAIN, *ENCODER), (INFER, *ENCODER)],
 )
 def test_model_that_is_not_there_or_of_the_other_kind_is_refused(kind, source: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message) as caught:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tpuctl.errors import RecipeError
 from tpuctl.plan.resolve import resolve
-from tpuctl.plan.schema import ServingPlan, plan_dumps, plan_loads
+from tpuctl.plan.schema import EmbeddingPlan, Plan, ServingPlan, plan_dumps, plan_loads
+from tpuctl.plan.source import read_source
 from tpuctl.recipe.load import load_recipe
 
 RECIPE = """
@@ -81,3 +83,64 @@ def test_open_address_without_a_key_is_said(tmp_path) -> None:
     keyed = ("serve.host=0.0.0.0", 'job.pass_env=["KEYS"]', "serve.api_key_env=KEYS")
     plan = planned(tmp_path, *keyed, environ={"KEYS": "one-long-key"})
     assert not any("without an API key" in note for note in plan.notes)
+
+
+ENCODER = RECIPE.replace('preset = "tiny-1m"', 'source = "builtin:minilm-l6-v2"')
+TINY_BERT = Path(__file__).parents[1] / "infer" / "tiny_bert"
+
+
+def planned_encoder(tmp_path: Path, *overrides: str) -> Plan:
+    (tmp_path / "endpoint.toml").write_text(ENCODER)
+    loaded = load_recipe(tmp_path / "endpoint.toml", overrides=overrides)
+    return resolve(loaded, environ={}, cwd="/work", source=read_source(loaded, environ={}, cwd="/work"))
+
+
+def test_encoder_is_served_with_the_length_it_was_made_for_and_crosses_as_json(tmp_path) -> None:
+    plan = planned_encoder(tmp_path)
+    assert isinstance(plan, EmbeddingPlan)
+    assert (plan.endpoint.name, plan.encoder.max_length, plan.encoder.pooling) == ("minilm-l6-v2", 256, "mean")
+    assert plan_loads(plan_dumps(plan)) == plan
+    folder = planned_encoder(tmp_path, f"model.source={TINY_BERT}")
+    assert isinstance(folder, EmbeddingPlan)
+    assert folder.encoder.max_length == 32
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("engine.max_length=513", "engine.max_length"),
+        ("engine.num_pages=5", "engine.num_pages"),
+        ("model.tokenizer=bytes", "model.tokenizer"),
+        ("slice.topology=4x4", "slice.topology"),
+        ("serve.key_concurrent=5", "serve.key_concurrent"),
+        ("serve.tls_key=key.pem", "serve.tls_key"),
+    ],
+)
+def test_encoder_is_refused_what_it_cannot_have(tmp_path, override: str, key: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        planned_encoder(tmp_path, override)
+    assert error.value.where is not None
+    assert error.value.where.key == key
+
+
+def test_pooling_that_is_not_known_is_refused(tmp_path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(TINY_BERT, folder)
+    (folder / "1_Pooling").mkdir()
+    pooling = folder / "1_Pooling" / "config.json"
+    pooling.write_text('{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}')
+    plan = planned_encoder(tmp_path, f"model.source={folder}")
+    assert isinstance(plan, EmbeddingPlan)
+    assert plan.encoder.pooling == "first"
+    pooling.write_text('{"pooling_mode_lasttoken": true}')
+    with pytest.raises(RecipeError, match="pooling_mode_lasttoken"):
+        planned_encoder(tmp_path, f"model.source={folder}")
+
+
+def test_keys_over_the_network_without_a_certificate_are_noted(tmp_path) -> None:
+    overrides = ("serve.host=0.0.0.0", "serve.api_key_file=keys")
+    assert any("plain text" in note for note in planned(tmp_path, *overrides).notes)
+    tls = ("serve.tls_cert=cert.pem", "serve.tls_key=key.pem")
+    plan = planned(tmp_path, *overrides, *tls)
+    assert plan.endpoint.tls_cert == "/work/cert.pem"
+    assert not any("plain text" in note for note in plan.notes)

@@ -5,7 +5,9 @@ The tests run all of it; ``python -m tests.serve.conformance`` writes the table 
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +16,17 @@ from typing import Any
 import httpx
 
 from tests.fakes.toy_engine import ToyEngine
-from tpuctl.serve.protocol import Body, ChatBody, CompletionBody
+from tpuctl.serve.protocol import Body, ChatBody, CompletionBody, EmbeddingBody
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "serving.md"
 BEGIN, END = "<!-- fields: begin -->", "<!-- fields: end -->"
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-BODIES: Mapping[str, type[Body]] = {COMPLETIONS: CompletionBody, CHAT: ChatBody}
+COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
+BODIES: Mapping[str, type[Body]] = {COMPLETIONS: CompletionBody, CHAT: ChatBody, EMBEDDINGS: EmbeddingBody}
 MINIMAL: Mapping[str, dict[str, Any]] = {
     COMPLETIONS: {"model": "toy", "prompt": "hello", "max_tokens": 4, "temperature": 0},
     CHAT: {"model": "toy", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0},
+    EMBEDDINGS: {"model": "toy", "input": "hello"},
 }
 
 
@@ -47,7 +50,10 @@ class Probe:
         found: dict[str, Any] = response.json()
         return found
 
-    def text(self, **fields: Any) -> str:
+    def text(self, **fields: Any) -> Any:
+        """The text of an answer; its vectors where it makes none."""
+        if self.path == EMBEDDINGS:
+            return [item["embedding"] for item in self.answer(**fields)["data"]]
         choice = self.answer(**fields)["choices"][0]
         text: str = choice["text"] if self.path == COMPLETIONS else choice["message"]["content"]
         return text
@@ -58,6 +64,13 @@ class Probe:
         lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
         assert lines[-1] == "[DONE]"
         return [json.loads(line) for line in lines[:-1]]
+
+    def calls(self, **fields: Any) -> list[tuple[str, dict[str, Any]]]:
+        """The calls of a chat's answer: names and arguments."""
+        choice = self.answer(**fields)["choices"][0]
+        assert choice["finish_reason"] == "tool_calls"
+        functions = [call["function"] for call in choice["message"]["tool_calls"]]
+        return [(function["name"], json.loads(function["arguments"])) for function in functions]
 
     def prompt(self) -> str:
         """The prompt that the engine got last."""
@@ -190,27 +203,48 @@ def _top_logprobs(probe: Probe) -> None:
     assert all(len(item["top_logprobs"]) == 3 for item in found)
 
 
-def _text_format(probe: Probe) -> None:
+def _format(probe: Probe) -> None:
     assert probe.text(response_format={"type": "text"}) == probe.text()
+    assert probe.text(response_format={"type": "json_object"}) == "{}"
+    assert probe.text(response_format={"type": "regex", "regex": "a0"}) == "a0"
+    assert probe.text(response_format={"type": "grammar", "grammar": 'start: "yes"'}) == "yes"
 
 
-TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+NUMBER = {"n": {"type": "integer"}}
+
+
+def tool(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+TOOL, OTHER = tool("now"), tool("later", parameters={"type": "object", "required": ["n"], "properties": NUMBER})
 
 
 def _tools(probe: Probe) -> None:
     probe.answer(tools=[TOOL])
     assert '"name": "now"' in probe.prompt()
+    assert probe.engine.seen[-1].grammar is None
+    probe.answer(tools=[tool("now", strict=True)])
+    assert probe.engine.seen[-1].grammar is not None
 
 
 def _tool_choice(probe: Probe) -> None:
-    probe.answer(tools=[TOOL], tool_choice="none")
+    both = {"tools": [TOOL, OTHER], "max_tokens": 200}
+    probe.answer(**both, tool_choice="none")
     assert "now" not in probe.prompt()
-    probe.answer(tools=[TOOL], tool_choice="auto")
+    probe.answer(**both, tool_choice="auto")
     assert "now" in probe.prompt()
+    assert probe.calls(**both, tool_choice="required") == [("later", {"n": 0})]
+    named = {"type": "function", "function": {"name": "later"}}
+    assert probe.calls(**both, tool_choice=named) == [("later", {"n": 0})]
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
+    assert probe.calls(**both, tool_choice=allowed) == [("later", {"n": 0})]
 
 
 def _parallel(probe: Probe) -> None:
     assert probe.text(tools=[TOOL], parallel_tool_calls=True)
+    body = {"tools": [TOOL], "tool_choice": "required", "max_tokens": 200}
+    assert len(probe.calls(**body, parallel_tool_calls=False)) == 1
 
 
 def _completion_limit(probe: Probe) -> None:
@@ -243,6 +277,26 @@ def _effort(probe: Probe) -> None:
 def _documents(probe: Probe) -> None:
     probe.answer(documents=[{"text": "a fact"}])
     assert "a fact" in probe.prompt()
+
+
+def _any_model(probe: Probe) -> None:
+    assert probe.answer(model="toy:poet")["model"] == "toy:poet"
+    assert probe.post(model="another").status_code == 404
+
+
+def _input(probe: Probe) -> None:
+    assert probe.text(input="hi") == probe.text(input=["hi"]) == probe.text(input=list(b"hi"))
+    assert probe.text(input=["hi", "a"]) == probe.text(input=[list(b"hi"), list(b"a")])
+
+
+def _encoding(probe: Probe) -> None:
+    numbers = probe.text(encoding_format="float")[0]
+    data = base64.b64decode(probe.text(encoding_format="base64")[0])
+    assert list(struct.unpack(f"<{len(numbers)}f", data)) == numbers
+
+
+def _dimensions(probe: Probe) -> None:
+    assert probe.text(dimensions=4) == probe.text()
 
 
 _SAMPLING: Mapping[str, Line] = {
@@ -302,9 +356,13 @@ LINES: Mapping[str, Mapping[str, Line]] = {
         "max_tokens": Line(proof=reaches("max_tokens", 7), refused=(0, -5, 10**9)),
         "logprobs": Line(proof=_chat_logprobs, refused=(1,)),
         "top_logprobs": Line(proof=_top_logprobs, refused=(99, 1)),
-        "response_format": Line(proof=_text_format, refused=({"type": "xml"}, {"type": "json_object"})),
+        "response_format": Line(
+            proof=_format, refused=({"type": "xml"}, {"type": "regex"}, {"type": "regex", "regex": "("})
+        ),
         "tools": Line(proof=_tools, refused=([{"type": "custom"}], 5)),
-        "tool_choice": Line(proof=_tool_choice, refused=("required", {"type": "function"}, "none", 5)),
+        "tool_choice": Line(
+            proof=_tool_choice, refused=("required", "any", {"type": "function"}, {"type": "custom"}, {"type": []}, 5)
+        ),
         "parallel_tool_calls": Line(proof=_parallel, refused=(True, 1)),
         "reasoning_effort": Line(proof=_effort, refused=("huge", 1)),
         "service_tier": Line(proof=None, refused=("flex", "priority"), neutral=("auto", "default")),
@@ -324,8 +382,17 @@ LINES: Mapping[str, Mapping[str, Line]] = {
         "web_search_options": Line(proof=None, refused=({},)),
         "add_generation_prompt": Line(proof=_no_header, refused=(1,)),
         "continue_final_message": Line(proof=_continued, refused=(1,)),
-        "chat_template_kwargs": Line(proof=_template_variables, refused=(5, {"no_such_variable": 1})),
+        "chat_template_kwargs": Line(proof=_template_variables, refused=(5, {"no_such_variable": 1}, {"messages": []})),
         "documents": Line(proof=_documents, refused=(5,)),
+    },
+    EMBEDDINGS: {
+        "model": Line(proof=_any_model, refused=(None, 1)),
+        "input": Line(
+            proof=_input, refused=([], "", [""], None, [1, "a"], [[]], [999], [-1], "x" * 2000, ["a"] * 2049)
+        ),
+        "encoding_format": Line(proof=_encoding, refused=("hex", 1)),
+        "dimensions": Line(proof=_dimensions, refused=(0, 2, 8, 1.5)),
+        "user": Line(proof=_user, refused=(5,)),
     },
 }
 

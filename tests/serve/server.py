@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import httpx
 
 from tests.fakes.toy_engine import ToyEngine
-from tpuctl.serve.http import Front, HttpOptions
+from tpuctl.serve.border import HttpOptions
+from tpuctl.serve.embedding import EmbedderLike
+from tpuctl.serve.generation import MakeGrammar
+from tpuctl.serve.grammars import grammar_maker
+from tpuctl.serve.http import Front
 from tpuctl.serve.served import Served
-from tpuctl.serve.server import Loaded, Server, ServerOptions
+from tpuctl.serve.server import Loaded, LoadedEncoder, Server, ServerOptions
 from tpuctl.text import ByteTokenizer
 from tpuctl.text.chat import Chat
 from tpuctl.text.template import ChatTemplate
+
+# Certificates of tests are signed by nobody.
+_UNVERIFIED = ssl.create_default_context()
+_UNVERIFIED.check_hostname = False
+_UNVERIFIED.verify_mode = ssl.CERT_NONE
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
@@ -45,6 +56,11 @@ def toy_served(*, template: str | None = TEMPLATE, max_length: int = 256) -> Ser
         created=1,
         adapters=("toy:poet",),
     )
+
+
+@cache
+def toy_grammars() -> MakeGrammar:
+    return grammar_maker(None, tokenizer=ByteTokenizer())
 
 
 @dataclass
@@ -76,19 +92,24 @@ def running(
     served: Served | None = None,
     http: HttpOptions | None = None,
     options: ServerOptions | None = None,
+    embedder: EmbedderLike | None = None,
 ) -> Iterator[Running]:
+    """A served engine; or an encoder in its place."""
     engine = engine or ToyEngine()
     front = Front(http or HttpOptions())
     server = Server(front, options or ServerOptions(port=0, drain_seconds=0))
     ready = threading.Event()
-    loaded = Loaded(engine=engine, served=served or toy_served())
+    loaded: Loaded | LoadedEncoder = Loaded(engine=engine, served=served or toy_served(), make_grammar=toy_grammars())
+    if embedder is not None:
+        loaded = LoadedEncoder(embedder=embedder, served=served or toy_served())
     thread = threading.Thread(target=lambda: asyncio.run(server.run(lambda: loaded, on_ready=ready.set)))
     thread.start()
     try:
         assert ready.wait(10)
-        url = f"http://127.0.0.1:{server.port}"
+        scheme = "http" if options is None or options.tls is None else "https"
+        url = f"{scheme}://127.0.0.1:{server.port}"
         _wait_for(url)
-        with httpx.Client(base_url=url, timeout=30) as client:
+        with httpx.Client(base_url=url, timeout=30, verify=_UNVERIFIED) as client:
             yield Running(url=url, engine=engine, server=server, front=front, client=client)
     finally:
         server.stop()
@@ -99,7 +120,7 @@ def running(
 def _wait_for(url: str) -> None:
     for _ in range(200):
         try:
-            httpx.get(f"{url}/ready")
+            httpx.get(f"{url}/ready", verify=_UNVERIFIED)
             return
         except httpx.TransportError:
             time.sleep(0.01)

@@ -7,29 +7,38 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from openai.types import EmbeddingCreateParams
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.chat.chat_completion_stream_options_param import ChatCompletionStreamOptionsParam
 
-from tests.serve.conformance import BODIES, CHAT, COMPLETIONS, DOCUMENT, LINES, Probe, written
-from tests.serve.server import Running, running
+from tests.fakes.toy_embedder import ToyEmbedder
+from tests.serve.conformance import BODIES, CHAT, COMPLETIONS, DOCUMENT, EMBEDDINGS, LINES, Probe, written
+from tests.serve.server import Running, running, toy_served
 from tpuctl.serve.protocol.sampling import StreamOptions
 
 DOCUMENTED = {
     COMPLETIONS: (completion_params.CompletionCreateParamsBase, completion_params.CompletionCreateParamsStreaming),
     CHAT: (chat_params.CompletionCreateParamsBase, chat_params.CompletionCreateParamsStreaming),
+    EMBEDDINGS: (EmbeddingCreateParams,),
 }
 ALL = [(path, field) for path, lines in LINES.items() for field in lines]
 
 
+Both = dict[bool, Running]
+
+
 @pytest.fixture(scope="module")
-def served() -> Iterator[Running]:
-    with running() as found:
-        yield found
+def served() -> Iterator[Both]:
+    """A decoder, and under True an encoder."""
+    made = toy_served(max_length=1024)
+    with running(served=made) as decoder, running(served=made, embedder=ToyEmbedder()) as encoder:
+        yield {False: decoder, True: encoder}
 
 
-def probe_of(served: Running, path: str) -> Probe:
-    return Probe(client=served.client, path=path, engine=served.engine)
+def probe_of(served: Both, path: str) -> Probe:
+    found = served[path == EMBEDDINGS]
+    return Probe(client=found.client, path=path, engine=found.engine)
 
 
 @pytest.mark.parametrize("path", LINES)
@@ -44,7 +53,7 @@ def test_every_stream_option_that_openai_documents_is_known() -> None:
 
 
 @pytest.mark.parametrize(("path", "field"), ALL)
-def test_field_is_honoured(served: Running, path: str, field: str) -> None:
+def test_field_is_honoured(served: Both, path: str, field: str) -> None:
     line, probe = LINES[path][field], probe_of(served, path)
     if line.proof is not None:
         line.proof(probe)
@@ -53,7 +62,7 @@ def test_field_is_honoured(served: Running, path: str, field: str) -> None:
 
 
 @pytest.mark.parametrize(("path", "field"), ALL)
-def test_field_with_a_bad_value_is_refused_by_name(served: Running, path: str, field: str) -> None:
+def test_field_with_a_bad_value_is_refused_by_name(served: Both, path: str, field: str) -> None:
     probe = probe_of(served, path)
     before = len(probe.engine.seen)
     for value in (*LINES[path][field].refused, [[["nested"]]]):
@@ -67,7 +76,7 @@ def test_field_with_a_bad_value_is_refused_by_name(served: Running, path: str, f
 
 
 @pytest.mark.parametrize(("path", "field"), ALL)
-def test_field_that_is_null_is_as_if_left_out(served: Running, path: str, field: str) -> None:
+def test_field_that_is_null_is_as_if_left_out(served: Both, path: str, field: str) -> None:
     if BODIES[path].model_fields[field].is_required():
         return
     probe = probe_of(served, path)
@@ -75,7 +84,7 @@ def test_field_that_is_null_is_as_if_left_out(served: Running, path: str, field:
 
 
 @pytest.mark.parametrize("path", LINES)
-def test_unknown_field_is_refused_by_name(served: Running, path: str) -> None:
+def test_unknown_field_is_refused_by_name(served: Both, path: str) -> None:
     error = probe_of(served, path).post(no_such_field=1).json()["error"]
     assert (error["param"], error["code"]) == ("no_such_field", "unknown_parameter")
 

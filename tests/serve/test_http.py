@@ -16,7 +16,8 @@ import pytest
 
 from tests.fakes.toy_engine import ToyEngine, says
 from tests.serve.server import Running, running, toy_served
-from tpuctl.serve.http import Front, HttpOptions
+from tpuctl.serve.border import HttpOptions
+from tpuctl.serve.http import Front
 from tpuctl.serve.server import ServerOptions
 
 SLOW = 0.01

@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from tests.fakes.toy_engine import ToyEngine
 from tests.serve.server import Running, running
-from tpuctl.serve.http import HttpOptions
+from tpuctl.serve.border import HttpOptions
 from tpuctl.serve.keys import Keys
 
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]

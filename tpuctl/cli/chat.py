@@ -29,16 +29,19 @@ def chat(
     ] = None,
     output: OutputOption = Output.text,
 ) -> None:
-    """Talk to an endpoint. A line is a message; /new starts over, an empty line or Ctrl-D ends it."""
+    """Talk to an endpoint. A line is a message; Ctrl-C ends an answer, /new starts over, an empty line ends it all."""
     from tpuctl.endpoint.client import Endpoint
 
     endpoint = Endpoint.from_environ(url)
     talk = Talk(endpoint, model=endpoint.model(model), system=system)
+    alone = message is not None or not sys.stdin.isatty()
+    if not alone:
+        console.say(f"{talk.model} at {endpoint.url}: a line is a message, /new starts over, an empty line ends it")
     for text in _messages(message):
         if text == "/new":
             talk.start_over()
             continue
-        answer = _shown(talk.answers(text), show=output is Output.text)
+        answer = (_shown if alone else _shown_or_explained)(talk.answers(text), show=output is Output.text)
         if output is Output.json:
             console.print_json({"schema": "tpuctl.chat/1", "model": talk.model, "answer": answer}, indent=None)
 
@@ -59,29 +62,53 @@ class Talk:
             self.messages.append({"role": "system", "content": self._system})
 
     def answers(self, text: str) -> Iterator[str]:
-        """The answer to a message, as it comes. A message that gets none is forgotten."""
+        """The answer to a message, as it comes; what has come of it is remembered. A message that gets none is
+        forgotten."""
         asked = [*self.messages, {"role": "user", "content": text}]
         parts: list[str] = []
-        for chunk in self._endpoint.stream(_PATH, {"model": self.model, "messages": asked}):
-            for choice in chunk["choices"]:
-                if part := choice["delta"].get("content"):
-                    parts.append(part)
-                    yield part
-        self.messages = [*asked, {"role": "assistant", "content": "".join(parts)}]
+        try:
+            for chunk in self._endpoint.stream(_PATH, {"model": self.model, "messages": asked}):
+                for choice in chunk["choices"]:
+                    if part := choice["delta"].get("content"):
+                        parts.append(part)
+                        yield part
+        finally:
+            if parts:
+                self.messages = [*asked, {"role": "assistant", "content": "".join(parts)}]
 
 
 def _messages(only: str | None) -> Iterator[str]:
     if only is not None:
         yield only
         return
-    while True:
-        if sys.stdin.isatty():
-            sys.stderr.write("> ")
-            sys.stderr.flush()
-        line = sys.stdin.readline()
-        if not line.strip():
-            return
-        yield line.rstrip("\n")
+    read = _typed if sys.stdin.isatty() else sys.stdin.readline
+    while line := read().strip():
+        yield line
+
+
+def _typed() -> str:
+    """A line from the keyboard, which can be edited and called back; nothing at Ctrl-D or Ctrl-C."""
+    # What importing it is for: input() then edits lines.
+    import readline  # noqa: F401
+
+    try:
+        return input("> ")
+    except (EOFError, KeyboardInterrupt):
+        console.say("")
+        return ""
+
+
+def _shown_or_explained(parts: Iterator[str], *, show: bool) -> str:
+    """As ``_shown``, but the conversation goes on whatever becomes of one answer."""
+    from tpuctl.endpoint.client import RefusedError
+
+    try:
+        return _shown(parts, show=show)
+    except RefusedError as error:
+        console.say(f"{error.message}; /new starts over")
+    except KeyboardInterrupt:
+        console.say("\n(ended)")
+    return ""
 
 
 def _shown(parts: Iterator[str], *, show: bool) -> str:

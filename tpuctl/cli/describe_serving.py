@@ -5,7 +5,8 @@ from __future__ import annotations
 from tpuctl.cli.console import counted
 from tpuctl.modelspec import num_parameters
 from tpuctl.plan.budget import gib
-from tpuctl.plan.schema import ServingPlan
+from tpuctl.plan.schema import EmbeddingPlan, ServingPlan
+from tpuctl.plan.serve_schema import EndpointPlan
 
 
 def describe_serving(plan: ServingPlan) -> list[tuple[str, str]]:
@@ -13,24 +14,42 @@ def describe_serving(plan: ServingPlan) -> list[tuple[str, str]]:
     engine, model = plan.engine, plan.model
     heads = f"{model.num_heads}/{model.num_kv_heads} heads × {model.head_dim}"
     size = f"{num_parameters(model):,} parameters"
-    weights = (
-        f"drawn from seed {engine.seed}" if plan.weights is None else f"{plan.weights.uri} ({plan.weights.family})"
-    )
     page = f"{counted(engine.page_size, 'token')}, {gib(engine.num_pages * engine.page_bytes)}"
     pages = f"{counted(engine.num_pages, 'page')} of {page}"
     return [
         ("model", f"{model.name}: {size}; hidden {model.hidden_size}, {model.num_layers} layers, {heads}"),
-        ("weights", f"{weights}, {engine.dtype}, over {counted(plan.mesh.tensor, 'device')}"),
+        ("weights", f"{_weights(plan)}, {engine.dtype}, over {counted(plan.mesh.tensor, 'device')}"),
         ("text", f"tokenizer {plan.text.tokenizer}; chat template {plan.text.chat_template or 'the tokenizer’s'}"),
         ("engine", f"{counted(engine.max_sequences, 'sequence')} of at most {engine.max_length:,} tokens; {pages}"),
         ("seed", str(engine.seed)),
-        ("endpoint", _endpoint(plan)),
+        ("endpoint", _endpoint(plan.endpoint)),
     ]
 
 
-def _endpoint(plan: ServingPlan) -> str:
-    endpoint = plan.endpoint
+def _weights(plan: ServingPlan) -> str:
+    if plan.checkpoint is not None:
+        step = "the newest checkpoint" if plan.checkpoint.step is None else f"step {plan.checkpoint.step}"
+        return f"{step} of {plan.checkpoint.run}"
+    return (
+        f"drawn from seed {plan.engine.seed}" if plan.weights is None else f"{plan.weights.uri} ({plan.weights.family})"
+    )
+
+
+def describe_embedding(plan: EmbeddingPlan) -> list[tuple[str, str]]:
+    """The parts of an encoder's endpoint."""
+    encoder = plan.encoder
+    pooled = f"{encoder.pooling} of the last states" + (", of length 1" if encoder.normalise else "")
+    batches = f"batches of {counted(encoder.batch_rows, 'text')} of at most {encoder.max_length:,} tokens, float32"
+    return [
+        ("model", f"{encoder.uri}: {encoder.parameters:,} parameters, an encoder"),
+        ("vectors", f"{pooled}; {batches}"),
+        ("endpoint", _endpoint(plan.endpoint)),
+    ]
+
+
+def _endpoint(endpoint: EndpointPlan) -> str:
     port = endpoint.port or "any free port"
     keys = "open to all who reach it" if endpoint.is_open else "with API keys"
     limits = f"{endpoint.max_waiting:,} may wait, at most {endpoint.timeout_seconds:g} s an answer"
-    return f"{endpoint.name} at {endpoint.host}, port {port}, {keys}; {limits}"
+    scheme = "HTTP" if endpoint.tls_cert is None else "HTTPS"
+    return f"{endpoint.name} at {endpoint.host}, port {port} ({scheme}), {keys}; {limits}"

@@ -14,8 +14,9 @@ from tpuctl.cli.options import Output, OutputOption, RecipeArgument, SetOption
 from tpuctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from tpuctl.plan.custom_schema import WorkPlan
     from tpuctl.plan.infer_schema import TaskPlan
-    from tpuctl.plan.schema import InferencePlan, Plan, TrainingPlan, WorkPlan
+    from tpuctl.plan.schema import InferencePlan, Plan, TrainingPlan
     from tpuctl.recipe.schema import Recipe
 
 
@@ -43,16 +44,20 @@ def resolve_recipe(recipe: Path, overrides: Sequence[str]) -> Plan:
     return resolve_here(load_recipe(recipe, overrides=overrides))
 
 
-def resolve_here(recipe: Recipe) -> Plan:
-    """The plan of a loaded recipe here and now, once the model folder it may name has been looked into."""
+def resolve_here(recipe: Recipe, *, buckets: bool = True) -> Plan:
+    """The plan of a loaded recipe here and now, once the model folder it may name has been looked into.
+
+    Without ``buckets`` nothing is contacted, and what a folder in a bucket would decide is not to be relied on.
+    """
     from tpuctl.plan.onsite import look_here
     from tpuctl.plan.resolve import resolve
-    from tpuctl.plan.source import read_source
+    from tpuctl.plan.source import read_source, unseen_source
 
     cwd = current_directory()
-    source = read_source(recipe, environ=os.environ, cwd=cwd)
+    unseen = None if buckets else unseen_source(recipe, environ=os.environ, cwd=cwd)
+    source = unseen or read_source(recipe, environ=os.environ, cwd=cwd)
     plan = resolve(recipe, environ=os.environ, cwd=cwd, source=source)
-    return look_here(plan, recipe, home=os.environ.get("HOME"))
+    return look_here(plan, recipe, home=os.environ.get("HOME"), buckets=buckets)
 
 
 def current_directory() -> Path:
@@ -69,8 +74,8 @@ def current_directory() -> Path:
 
 def describe(plan: Plan) -> str:
     """A masked plan for people, one line per part."""
-    from tpuctl.cli.describe_serving import describe_serving
-    from tpuctl.plan.schema import CustomPlan, InferencePlan, ServingPlan, TrainingPlan
+    from tpuctl.cli.describe_serving import describe_embedding, describe_serving
+    from tpuctl.plan.schema import CustomPlan, EmbeddingPlan, InferencePlan, ServingPlan, TrainingPlan
 
     lines = [("run", f"{plan.run.name} in {plan.run.directory}"), ("slice", _slice(plan))]
     if isinstance(plan, TrainingPlan):
@@ -81,6 +86,8 @@ def describe(plan: Plan) -> str:
         lines += _inference(plan)
     if isinstance(plan, ServingPlan):
         lines += describe_serving(plan)
+    if isinstance(plan, EmbeddingPlan):
+        lines += describe_embedding(plan)
     lines.append(("job", _job(plan)))
     if isinstance(plan, TrainingPlan):
         lines.append(("memory", _memory(plan)))

@@ -189,7 +189,9 @@ class Wording:
             parts.append(f"{item['tokens_per_second']:,.1f} tokens/s{' (simulated)' * self._simulated}")
         if item.get("first_token_seconds") is not None:
             parts.append(f"first token after {1000 * item['first_token_seconds']:,.0f} ms")
-        return "  ".join([*parts, f"pages {100 * item['page_use']:.0f} % in use"])
+        if item.get("page_use") is not None:
+            parts.append(f"pages {100 * item['page_use']:.0f} % in use")
+        return "  ".join(parts)
 
     def _eval(self, item: Event) -> str:
         return f"held-out  step {item['step']}  loss {item['loss']:.4f}{_bits(item)}"

@@ -64,10 +64,12 @@ class PagedAttention:
     """An ``Attend`` over pages. ``state`` is the array of ``pages_shape``.
 
     ``window`` is that of the model's local layers, ``None`` where it has none; ``all_local`` says that it has no
-    other layers. ``ragged`` wants to know both before any layer runs.
+    other layers. ``ragged`` wants to know both before any layer runs. ``first_layer`` is where in the model the
+    decoder's layers begin, if it has but some of them.
     """
 
     layout: PagedLayout
+    first_layer: Array | int = 0
     window: int | None = field(default=None, metadata={"static": True})
     all_local: bool = field(default=False, metadata={"static": True})
     shape: PageShape = field(metadata={"static": True})
@@ -91,6 +93,10 @@ class PagedAttention:
         state = _write(state, k[0], v[0], attention=self, layer=layer)
         mix = _reference if self.kernel == "reference" else _by_blocks
         return mix(_heads_first(q[0], k.shape[2]), state, self, layer)[None].astype(q.dtype), state
+
+    def first_page(self, layer: LayerView) -> Array:
+        """Number of a layer's page 0."""
+        return (self.first_layer + layer.index) * self.shape.num_pages
 
 
 for _node in (PagedLayout, PagedAttention):
@@ -121,7 +127,7 @@ def _in_lanes(size: int) -> int:
 
 def _write(pages: Array, k: Array, v: Array, *, attention: PagedAttention, layer: LayerView) -> Array:
     size = attention.shape.page_size
-    page = attention.layout.places // size + layer.index * attention.shape.num_pages
+    page = attention.layout.places // size + attention.first_page(layer)
     both = jnp.concatenate([k, v], axis=1).astype(pages.dtype)
     written: Array = pages.at[page, :, attention.layout.places % size].set(both)
     return written
@@ -141,7 +147,7 @@ def _reference(q: Float[Array, "kv g t d"], pages: Array, attention: PagedAttent
     token = jnp.arange(q.shape[2])
     owner = jnp.sum(token[:, None] >= layout.starts[None, 1:], axis=1).clip(max=layout.lengths.shape[0] - 1)
     position = layout.lengths[owner] - layout.starts[owner + 1] + token
-    both = pages[layout.tables[owner] + layer.index * attention.shape.num_pages]  # t p 2kv size d
+    both = pages[layout.tables[owner] + attention.first_page(layer)]  # t p 2kv size d
     both = both.swapaxes(2, 3).reshape(q.shape[2], -1, *both.shape[2:3], both.shape[4])
     keys, values = jnp.split(both.astype(jnp.float32), 2, axis=2)
     scores = _capped(jnp.einsum("kgtd,tskd->kgts", q.astype(jnp.float32), keys), layer)
@@ -165,8 +171,7 @@ def _by_blocks(q: Float[Array, "kv g t d"], pages: Array, attention: PagedAttent
 
     out = jnp.zeros(padded.shape, jnp.float32)
     out = lax.fori_loop(0, layout.counts[0], decoding, out)
-    if layout.blocks.shape[0]:
-        out = lax.fori_loop(0, layout.counts[2], prompt, out)
+    out = lax.fori_loop(0, layout.counts[2], prompt, out)
     return _tokens_first(out[:, :, : q.shape[2]])
 
 
@@ -176,7 +181,7 @@ def _block(q: Array, out: Array, pages: Array, place: tuple[PagedAttention, Laye
     size, kv_heads = attention.shape.page_size, attention.shape.kv_heads
     mine = lax.dynamic_slice_in_dim(q, first, width, axis=2)
     positions = position + jnp.arange(width)[:, None]
-    table = attention.layout.tables[sequence] + layer.index * attention.shape.num_pages
+    table = attention.layout.tables[sequence] + attention.first_page(layer)
 
     def page(i: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         total, peak, norm = carry

@@ -30,11 +30,10 @@ _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_pen
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """A static shape of a step: tokens, rows to draw from, one per sequence, and whether it may have prompts."""
+    """A static shape of a step: tokens, and rows to draw from, one per sequence."""
 
     tokens: int
     rows: int
-    prompts: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,19 +142,20 @@ class SlotTable:
                 if item.sequence.request.sampling.has_penalties:
                     counts[_slot(item.sequence)] = _token_counts(item.sequence, self.sizes.vocab_size)
             self._extend_table(item.sequence)
-        slots = np.full(bucket.rows, self.sizes.max_running, np.int32)
-        slots[: len(work)] = [_slot(item.sequence) for item in work]
+        everyone = np.full(max(bucket.rows, self.sizes.max_running), self.sizes.max_running, np.int32)
+        everyone[: len(work)] = [_slot(item.sequence) for item in work]
+        slots = everyone[: bucket.rows]
         draws = np.zeros(bucket.rows, np.bool_)
         draws[: len(work)] = [item.draws for item in work]
         tokens, token_slots, positions = self._tokens(work, bucket)
-        layout = self._layout(work, bucket, slots, (token_slots, positions))
+        layout = self._layout(work, bucket, everyone, (token_slots, positions))
         return StepBatch(
             bucket=bucket,
             tokens=tokens,
             token_slots=token_slots,
             positions=positions,
             layout=layout,
-            last=np.maximum(layout["starts"][1:] - 1, 0),
+            last=np.maximum(layout["starts"][1 : bucket.rows + 1] - 1, 0),
             slots=np.where(draws, slots, self.sizes.max_running),
             sampling=self._sampling(work, slots, draws),
             counts=counts,
@@ -204,16 +204,16 @@ class SlotTable:
     def _layout(
         self, work: list[Work], bucket: Bucket, slots: np.ndarray, tokens: tuple[np.ndarray, np.ndarray]
     ) -> dict[str, np.ndarray]:
+        """Always for as many sequences as there may be, so that the layers' program depends on the tokens only."""
         token_slots, positions = tokens
         size = self.sizes.page_size
-        lengths, ends = np.zeros(bucket.rows, np.int32), np.zeros(bucket.rows, np.int32)
+        lengths, ends = np.zeros(len(slots), np.int32), np.zeros(len(slots), np.int32)
         lengths[: len(work)] = [item.start + item.num_tokens for item in work]
         ends[: len(work)] = [item.num_tokens for item in work]
         starts = np.concatenate([np.zeros(1, np.int32), np.cumsum(ends, dtype=np.int32)])
         pages = self._tables[token_slots, positions // size]
         blocks = _blocks(work, starts, self.sizes.query_block)
-        most = bucket.tokens // self.sizes.query_block + bucket.rows if bucket.prompts else 0
-        padded = np.zeros((most, 4), np.int32)
+        padded = np.zeros((bucket.tokens // self.sizes.query_block + min(bucket.tokens, len(slots)), 4), np.int32)
         padded[: len(blocks)] = blocks or np.zeros((0, 4), np.int32)
         num_decodes = sum(item.num_tokens == 1 for item in work)
         return {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.sharding import Mesh
@@ -18,7 +18,7 @@ from tpuctl.engine.explaining import PromptLogprobs, token_logprobs
 from tpuctl.engine.options import EngineOptions, buckets, smallest
 from tpuctl.engine.pages import PagePool
 from tpuctl.engine.request import FinishReason, Output, Request, RequestError, TokenLogprobs
-from tpuctl.engine.runner import Runner, RunnerOptions
+from tpuctl.engine.runner import Runner, RunnerOptions, least_tokens
 from tpuctl.engine.scheduler import Scheduler, SchedulerOptions, Sequence, Work
 from tpuctl.modelspec import ModelSpec
 from tpuctl.nn.params import ParamTree
@@ -193,7 +193,7 @@ class Engine:
         if not work:
             return None
         tokens = sum(item.num_tokens for item in work)
-        bucket = smallest(self._shapes, tokens=tokens, rows=len(work), prompts=tokens > len(work))
+        bucket = smallest(self._shapes, tokens=tokens, rows=len(work))
         batch = self._slots.batch(work, bucket=bucket)
         self._counts["steps"] += 1
         if self._held:
@@ -287,7 +287,9 @@ def create_engine(
     Raises:
         MeshError: The model does not divide over the mesh.
     """
-    runner = Runner(spec, params, mesh=mesh, engine=options, options=run or RunnerOptions())
+    run = run or RunnerOptions()
+    options = replace(options, min_step_tokens=max(options.min_step_tokens, least_tokens(mesh, dtype=run.dtype)))
+    runner = Runner(spec, params, mesh=mesh, engine=options, options=run)
     return Engine(runner, sizes=runner.program.sizes, options=options)
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from tpuctl.engine.batch import Bucket
 
 _FEW_ROWS = 8
-_FEW_TOKENS = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,27 +59,26 @@ class EngineOptions:
 def buckets(options: EngineOptions) -> list[Bucket]:
     """All shapes a step may have, the cheapest first.
 
-    Steps that only decode have a row for each token: powers of two. Steps with prompts: powers of four in tokens, and
-    in each few rows or all, since the head's product over rows that are padding would cost as much as a layer.
+    Tokens come in few sizes, since what is cheap is weights read once: up to 32 tokens a step takes about the same
+    time. For each there are few rows or all, since the head's product over rows of padding costs as much as a layer.
     """
-    decoding = _powers(2, first=options.min_step_tokens, last=options.max_running)
-    mixed = _powers(4, first=max(_FEW_TOKENS, options.min_step_tokens), last=options.max_step_tokens)
-    few = max(_FEW_ROWS, options.min_step_tokens)
-    shapes = {Bucket(tokens=n, rows=n, prompts=False) for n in decoding}
-    shapes |= {Bucket(tokens=n, rows=min(rows, n), prompts=True) for n in mixed for rows in (few, decoding[-1])}
-    return sorted(shapes, key=lambda shape: (shape.tokens, shape.rows, shape.prompts))
+    rows = _sizes(first=options.min_step_tokens, last=options.max_running)
+    few = _FEW_ROWS if _FEW_ROWS in rows else rows[0]
+    shapes = {
+        Bucket(tokens=tokens, rows=min(most, tokens))
+        for tokens in _sizes(first=options.min_step_tokens, last=options.max_step_tokens)
+        for most in (few, rows[-1])
+    }
+    return sorted(shapes, key=lambda shape: (shape.tokens, shape.rows))
 
 
-def smallest(shapes: list[Bucket], *, tokens: int, rows: int, prompts: bool) -> Bucket:
+def smallest(shapes: list[Bucket], *, tokens: int, rows: int) -> Bucket:
     """The cheapest of sorted shapes that holds this many."""
-    return next(
-        shape for shape in shapes if shape.tokens >= tokens and shape.rows >= rows and (shape.prompts or not prompts)
-    )
+    return next(shape for shape in shapes if shape.tokens >= tokens and shape.rows >= rows)
 
 
-def _powers(base: int, *, first: int, last: int) -> list[int]:
-    """Multiples of ``first`` up to the first that is at least ``last``."""
-    numbers = [first]
-    while numbers[-1] < last:
-        numbers.append(numbers[-1] * base)
-    return numbers
+def _sizes(*, first: int, last: int) -> list[int]:
+    """``first``, then powers of two from 8 but for 16, and ``last``; multiples of ``first`` all of them."""
+    most = -(-last // first) * first
+    powers = [size for size in (8, *(1 << n for n in range(5, most.bit_length()))) if size % first == 0]
+    return [first, *(size for size in powers if first < size < most), *([most] if most > first else [])]

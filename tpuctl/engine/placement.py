@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -14,9 +13,19 @@ from jax.sharding import Mesh
 
 from tpuctl.mesh import named_sharding
 from tpuctl.modelspec import ModelSpec
-from tpuctl.nn.params import ParamTree, init_params, logical_axes
+from tpuctl.nn.params import ParamTree, logical_axes
+from tpuctl.nn.transposed import Transposed
 
-_BACK = ("out", "down")  # used transposed as they are: see ``nn.layers.project_back``
+_ENTERING = ("query", "key", "value", "gate", "up")  # weights of ``nn.layers.project``
+_MOST_LAYERS = 6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerGroup:
+    """Consecutive layers of a model, as a model of their own: groups that are alike share one compiled program."""
+
+    spec: ModelSpec
+    first: int
 
 
 def place(spec: ModelSpec, params: ParamTree, *, mesh: Mesh, dtype: Any) -> ParamTree:
@@ -31,64 +40,67 @@ def place(spec: ModelSpec, params: ParamTree, *, mesh: Mesh, dtype: Any) -> Para
         return array
 
     axes = logical_axes(spec, tensor=mesh.shape["tensor"])
-    tree: ParamTree = jax.tree.map(lambda names, leaf: placed(leaf, names), axes, params, is_leaf=_is_axes)
-    return tree
-
-
-def unstacked(spec: ModelSpec, params: ParamTree) -> ParamTree:
-    """Every layer's weights as arrays of their own, f32 matrices with the contracted dimension last.
-
-    For XLA on CPU: a layer cut out of the stack would be copied before each product, three times the traffic of a
-    product with one row, and f32 products are fastest when both sides are contracted along their last dimension.
-    (A transposed bf16 matrix it would turn into f32 for each product.) ``stacked`` undoes this inside the jitted
-    step, where it costs nothing.
-    """
-    axes = logical_axes(spec)
-
-    def separate(path: tuple[Any, ...], names: tuple[str, ...], leaf: Array) -> list[Any]:
-        flat = leaf.dtype == jnp.float32 and names[1] == "embed" and path[-1].key not in _BACK
-        return [_flat(leaf[i]) if flat else leaf[i] for i in range(leaf.shape[0])]
-
-    layers = jax.tree_util.tree_map_with_path(separate, axes["layers"], params["layers"], is_leaf=_is_axes)
-    wide = "head" in params and params["head"].dtype == jnp.float32
-    head = {"head": _flat(params["head"])} if wide else {}
-    return params | head | {"layers": layers}
-
-
-def stacked(separate: ParamTree, *, like: ParamTree) -> ParamTree:
-    """The tree that ``unstacked`` was made from; ``like`` has its shapes."""
-    layers = jax.tree.map(
-        lambda shape, parts: jnp.stack([_shaped(part, shape.shape[1:]) for part in parts]),
-        like["layers"],
-        separate["layers"],
+    tree: ParamTree = jax.tree.map(
+        lambda names, leaf: placed(leaf, names), axes, params, is_leaf=lambda node: isinstance(node, tuple)
     )
-    head = {"head": _shaped(separate["head"], like["head"].shape)} if "head" in separate else {}
-    return separate | head | {"layers": layers}
-
-
-@functools.cache
-def param_shapes(spec: ModelSpec) -> ParamTree:
-    """Of a model's parameters, without making them."""
-    tree: ParamTree = jax.eval_shape(lambda: init_params(spec, jax.random.key(0)))
     return tree
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Flat:
-    """A weight stored as ``[columns, d]``."""
-
-    matrix: Array
-
-
-def _flat(weight: Array) -> _Flat:
-    matrix = weight.reshape(weight.shape[0], -1).T
-    return _Flat(matrix=jax.device_put(np.ascontiguousarray(matrix), weight.sharding))
+def layer_groups(spec: ModelSpec) -> list[LayerGroup]:
+    """The layers of a model in groups of up to six, of one size if they divide."""
+    count = spec.num_layers
+    size = next((size for size in range(_MOST_LAYERS, 2, -1) if count % size == 0), _MOST_LAYERS)
+    return [_group(spec, first, min(first + size, count)) for first in range(0, count, size)]
 
 
-def _is_axes(node: Any) -> bool:
-    return isinstance(node, tuple)
+def in_groups(spec: ModelSpec, params: ParamTree) -> ParamTree:
+    """``groups`` of layers with every layer's weights as arrays of their own, and all other weights as ``ends``.
+
+    For XLA on CPU: a layer cut out of a stack would be copied before each product, three times the traffic of a
+    product with one row. ``stacked`` undoes this inside a jitted program, where it costs nothing.
+    """
+    ends = {name: leaf for name, leaf in params.items() if name != "layers"}
+    if "head" in ends:
+        ends["head"] = _transposed(ends["head"])
+    return {"ends": ends, "groups": [_layers_of(spec, params["layers"], group) for group in layer_groups(spec)]}
 
 
-def _shaped(part: Any, shape: tuple[int, ...]) -> Array:
-    return part.matrix.T.reshape(shape) if isinstance(part, _Flat) else part
+def stacked(group: ParamTree) -> ParamTree:
+    """Weights of a group's layers, as a decoder of ``LayerGroup.spec`` has them."""
+
+    def stack(layers: list[Any]) -> Any:
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
+
+    tree: ParamTree = jax.tree.map(stack, group, is_leaf=lambda node: isinstance(node, list))
+    return tree
+
+
+def _group(spec: ModelSpec, first: int, last: int) -> LayerGroup:
+    def inside(layers: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(layer - first for layer in layers if first <= layer < last)
+
+    experts = spec.experts and replace(spec.experts, dense_layers=inside(spec.experts.dense_layers))
+    own = replace(spec, num_layers=last - first, local_layers=inside(spec.local_layers), experts=experts)
+    return LayerGroup(spec=own, first=first)
+
+
+def _layers_of(spec: ModelSpec, layers: ParamTree, group: LayerGroup) -> ParamTree:
+    """A list in place of each stack. MLPs and experts are stacked for the layers that have them."""
+    within = range(group.first, group.first + group.spec.num_layers)
+    stacks = {"mlp": spec.mlp_layers, "experts": spec.expert_layers}
+
+    def cut(path: tuple[Any, ...], leaf: Array) -> list[Any]:
+        places = [i for i, layer in enumerate(stacks.get(path[0].key, range(spec.num_layers))) if layer in within]
+        entering = path[0].key in ("attention", "mlp") and path[-1].key in _ENTERING
+        return [_transposed(leaf[i]) if entering else leaf[i] for i in places]
+
+    cut_layers: ParamTree = jax.tree_util.tree_map_with_path(cut, layers)
+    missing = [name for name, owners in stacks.items() if not set(owners) & set(within)]
+    return {name: node for name, node in cut_layers.items() if name not in missing}
+
+
+def _transposed(weight: Array) -> Transposed:
+    matrix = np.asarray(weight).reshape(weight.shape[0], -1).T
+    return Transposed(
+        matrix=jax.device_put(np.ascontiguousarray(matrix), weight.sharding), outside=tuple(weight.shape[1:])
+    )

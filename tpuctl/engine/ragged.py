@@ -36,10 +36,10 @@ def ragged_attend(
     layout, shape = attention.layout, attention.shape
     lanes = pages.shape[-1]
     both = jnp.stack([k, v], axis=2).reshape(k.shape[0], -1, k.shape[2])  # the key and the value of a head in turn
-    page = layout.places // shape.page_size + layer.index * shape.num_pages
+    page = layout.places // shape.page_size + attention.first_page(layer)
     pages = pages.at[page, layout.places % shape.page_size].set(_padded(both, lanes).astype(pages.dtype))
     kernel = functools.partial(_kernel, softcap=layer.softcap, attention=attention)
-    tables = layout.tables + layer.index * shape.num_pages
+    tables = layout.tables + attention.first_page(layer)
     given = (_padded(q, lanes), pages, layout.lengths, tables, layout.starts, layout.counts[1:2])
     if attention.window is None or attention.all_local:
         mixed = kernel(*given, window=attention.window)

@@ -28,8 +28,9 @@ from tpuctl.engine.attention import (
     pages_shape,
 )
 from tpuctl.engine.batch import EXPLAINED_ROWS, MAX_BIAS, BatchSizes, CompiledShape, SlotTable, StepBatch, StepResult
+from tpuctl.engine.chain import Chain
 from tpuctl.engine.options import EngineOptions, buckets
-from tpuctl.engine.placement import place, unstacked
+from tpuctl.engine.placement import in_groups, place
 from tpuctl.engine.sampling import Explained, SamplingRows
 from tpuctl.engine.step import Made, Step
 from tpuctl.mesh import RULES, mesh_axis
@@ -49,6 +50,13 @@ class RunnerOptions:
 
     dtype: Any = jnp.bfloat16
     kernel: PagedKernel | None = None
+
+
+def least_tokens(mesh: Mesh, *, dtype: Any) -> int:
+    """Tokens a step must have at least: they are split over ``tensor``, and XLA on CPU has no fast product of a single
+    row in bf16."""
+    slow = mesh.devices.flat[0].platform == "cpu" and jnp.dtype(dtype) == jnp.bfloat16
+    return max(mesh_axis(mesh, "tensor").size, 2 if slow else 1)
 
 
 class Runner:
@@ -72,7 +80,7 @@ class Runner:
         self.program = StepProgram(spec, mesh=mesh, engine=engine, options=options)
         self.engine = engine
         placed = place(spec, params, mesh=mesh, dtype=options.dtype)
-        self._params = unstacked(spec, placed) if self.program.separate else placed
+        self._params = in_groups(spec, placed) if self.program.chained else placed
         self._state = self.program.empty_state()
         self._nothing = {bucket.rows: self.program.nothing(bucket.rows) for bucket in buckets(engine)}
 
@@ -124,7 +132,7 @@ class StepProgram:
         platform = mesh.devices.flat[0].platform
         self.spec, self.mesh, self.options, self.engine = spec, mesh, options, engine
         self.kernel = options.kernel or kernel_for(platform)
-        self.separate = platform == "cpu" and mesh.size == 1
+        self.chained = platform == "cpu" and mesh.size == 1
         self.partition = Partition(tensor=mesh_axis(mesh, "tensor"))
         self.sizes = BatchSizes(
             max_running=engine.max_running,
@@ -141,23 +149,26 @@ class StepProgram:
             kv_heads=max(spec.num_kv_heads // self.partition.tensor.size, 1),
             head_dim=spec.head_dim,
         )
-        whole, params = PartitionSpec(), self.param_specs()
-        state = self.state_specs()
+        whole, params, state = PartitionSpec(), self.param_specs(), self.state_specs()
         step = Step(
             spec=spec,
             partition=self.partition,
             pages=self.page_shape,
             kernel=self.kernel,
             real_vocab=engine.real_vocab,
-            separate=self.separate,
         )
-        self.step = jax.jit(self._mapped(step.run, (params, state, whole), (state, whole)), donate_argnums=1)
-        self.explain = jax.jit(self._mapped(step.explain, (params, whole, whole, whole), whole))
+        if self.chained:
+            chain = Chain(step)
+            self.step, self.explain = chain.run, chain.explain
+        else:
+            self.step = jax.jit(self._mapped(step.run, (params, state, whole), (state, whole)), donate_argnums=1)
+            explain = self._mapped(step.explain, (params, whole, whole), whole)
+            self.explain = jax.jit(lambda params, hidden, places, targets: explain(params, hidden[places], targets))
         self.set_counts = jax.jit(_set_counts, donate_argnums=0)
 
     def param_specs(self) -> Any:
         """How each weight is split."""
-        if self.separate:
+        if self.chained:
             return PartitionSpec()
         axes = logical_axes(self.spec, tensor=self.partition.tensor.size)
         return jax.tree.map(RULES.spec, axes, is_leaf=lambda node: isinstance(node, tuple))

@@ -18,7 +18,6 @@ from jaxtyping import Float, Float32, Int32
 from tpuctl.engine import sampling
 from tpuctl.engine.attention import PagedAttention, PagedKernel, PageShape
 from tpuctl.engine.batch import EXCLUDED
-from tpuctl.engine.placement import param_shapes, stacked
 from tpuctl.engine.sampling import Explained, SamplingRows
 from tpuctl.modelspec import ModelSpec
 from tpuctl.nn.decoder import Decoder, ForwardOptions
@@ -40,15 +39,15 @@ jax.tree_util.register_dataclass(Made)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """The step of a model.
+    """The step of a model, whole or in parts.
 
     Attributes:
-        spec: The model.
+        spec: The model, or some layers of it.
         partition: What is split over ``tensor``.
         pages: Sizes of one device's pages.
         kernel: Of attention.
         real_vocab: Token ids that exist; ``None`` for all.
-        separate: Whether the weights come as ``placement.unstacked`` makes them.
+        unroll: Whether the layers stand one after the other in the program.
     """
 
     spec: ModelSpec
@@ -56,36 +55,62 @@ class Step:
     pages: PageShape
     kernel: PagedKernel
     real_vocab: int | None
-    separate: bool
+    unroll: bool = False
 
     def run(self, params: ParamTree, state: dict[str, Array], inputs: dict[str, Any]) -> tuple[dict[str, Array], Made]:
         """The state after a step (pages, tokens last drawn, token counts), and what the host may fetch."""
-        decoder, rows = self._decoder(params), inputs["sampling"]
-        tokens = jnp.where(inputs["tokens"] < 0, state["last"][inputs["token_slots"]], inputs["tokens"])
+        x = self.enter(params, state["last"], inputs)
+        x, pages = self.layers(params, x, state["pages"], inputs)
+        hidden = self.finish(params, x[0])
+        state, drawn, explained = self.leave(params, hidden[inputs["last"]], state, inputs)
+        return state | {"pages": pages}, Made(tokens=drawn, explained=explained, hidden=hidden)
+
+    def enter(self, params: ParamTree, last: Int32[Array, " slots"], inputs: dict[str, Any]) -> Float[Array, "1 t d"]:
+        """What goes into the first layer."""
+        tokens = jnp.where(inputs["tokens"] < 0, last[inputs["token_slots"]], inputs["tokens"])
+        decoder = bind(self.spec, params)
+        return decoder.embed(tokens[None], inputs["positions"][None], partition=self.partition)
+
+    def layers(
+        self, params: ParamTree, x: Float[Array, "1 t d"], pages: Array, inputs: dict[str, Any], first: Array | int = 0
+    ) -> tuple[Float[Array, "1 t d"], Array]:
+        """Through the layers of ``spec``, the first of which is the model's layer ``first``; and the pages."""
         attention = PagedAttention(
             layout=inputs["layout"],
+            first_layer=first,
             shape=self.pages,
             kernel=self.kernel,
             window=self.spec.sliding_window if self.spec.local_layers else None,
             all_local=len(self.spec.local_layers) == self.spec.num_layers,
         )
-        hidden, pages = decoder.run(
-            tokens[None],
+        return bind(self.spec, params).run_layers(
+            x,
             inputs["positions"][None],
             attend=attention,
-            state=state["pages"],
-            options=ForwardOptions(partition=self.partition, unroll=self.separate),
+            state=pages,
+            options=ForwardOptions(partition=self.partition, unroll=self.unroll),
         )
-        raw = self._logits(decoder, hidden[0][inputs["last"]])
-        drawn, explained = self._draw(raw, rows, state["counts"][inputs["slots"]])
-        counts = self._counted(state["counts"], rows, inputs["slots"], drawn)
-        state = {"pages": pages, "last": state["last"].at[inputs["slots"]].set(drawn), "counts": counts}
-        return state, Made(tokens=drawn, explained=explained, hidden=hidden[0])
 
-    def _decoder(self, params: ParamTree) -> Decoder:
-        if self.separate:
-            params = stacked(params, like=param_shapes(self.spec))
-        return bind(self.spec, params)
+    def finish(self, params: ParamTree, x: Float[Array, "t d"]) -> Float[Array, "t d"]:
+        """Hidden states as the head takes them."""
+        return bind(self.spec, params).finish(x[None], partition=self.partition)[0]
+
+    def leave(
+        self, params: ParamTree, hidden: Float[Array, "r d"], state: dict[str, Array], inputs: dict[str, Any]
+    ) -> tuple[dict[str, Array], Int32[Array, " r"], Explained]:
+        """The tokens drawn from finished hidden states, and the state but for the pages."""
+        rows, slots = inputs["sampling"], inputs["slots"]
+        raw = self._logits(bind(self.spec, params), hidden)
+        drawn, explained = self._draw(raw, rows, state["counts"][slots])
+        counts = self._counted(state["counts"], rows, slots, drawn)
+        return {"last": state["last"].at[slots].set(drawn), "counts": counts}, drawn, explained
+
+    def explain(self, params: ParamTree, hidden: Float[Array, "r d"], targets: Int32[Array, " r"]) -> Explained:
+        """Log probabilities of ``targets`` as predicted at tokens with these finished hidden states."""
+        raw = self._logits(bind(self.spec, params), hidden)
+        mine = sampling.explain(self._whole_rows(raw), self._my_rows(targets))
+        told: Explained = jax.tree.map(self._everyones, mine)
+        return told
 
     def _logits(self, decoder: Decoder, hidden: Float[Array, "r d"]) -> Float32[Array, "r v_shard"]:
         """This device's part of the vocabulary; rows of the head that stand for no token are excluded."""
@@ -117,13 +142,6 @@ class Step:
         # A loop of one turn or none: what it carries is updated in place, which a conditional may copy.
         counted: Array = lax.fori_loop(0, rows.penalised.astype(jnp.int32), change, counts)
         return counted
-
-    def explain(self, params: ParamTree, hidden: Array, places: Array, targets: Array) -> Explained:
-        """Log probabilities of ``targets`` as predicted at tokens ``places`` of a step\'s hidden states."""
-        raw = self._logits(self._decoder(params), hidden[places])
-        mine = sampling.explain(self._whole_rows(raw), self._my_rows(targets))
-        told: Explained = jax.tree.map(self._everyones, mine)
-        return told
 
     def _whole_rows(self, part: Float32[Array, "r v_shard"]) -> Float32[Array, "r_shard v"]:
         """Trade all rows of a part of the vocabulary for some rows of all of it."""

@@ -21,7 +21,7 @@ from tpuctl.entrypoints.reservation import Reservation, reserved
 from tpuctl.entrypoints.serve_host import CALLS_AT_ONCE, News, ServeHost
 from tpuctl.entrypoints.stopping import stop_watch
 from tpuctl.errors import JobFailedError
-from tpuctl.plan.schema import ServingPlan, plan_to_json
+from tpuctl.plan.schema import EmbeddingPlan, ServingPlan, plan_to_json
 from tpuctl.runs.events import event
 from tpuctl.runs.record import EventsWriter
 
@@ -30,7 +30,7 @@ TELL_SECONDS = 5.0
 _MARGIN_SECONDS = 10.0
 
 
-def main(plan: ServingPlan) -> int:
+def main(plan: ServingPlan | EmbeddingPlan) -> int:
     """Serve until told to stop; the job's exit code.
 
     Raises:
@@ -43,7 +43,7 @@ def main(plan: ServingPlan) -> int:
     return 0
 
 
-def _serve(plan: ServingPlan, job: str) -> None:
+def _serve(plan: ServingPlan | EmbeddingPlan, job: str) -> None:
     started = time.monotonic()
     with stop_watch(job) as asked, reserved(plan.slice, timeout_seconds=plan.job.start_timeout_seconds) as slices:
         emit("phase", phase="reserved", seconds=time.monotonic() - started)
@@ -66,7 +66,7 @@ def _serve(plan: ServingPlan, job: str) -> None:
 class _Endpoint:
     """One life of the serving process."""
 
-    def __init__(self, plan: ServingPlan, slices: Reservation, *, stop: Callable[[], bool]) -> None:
+    def __init__(self, plan: ServingPlan | EmbeddingPlan, slices: Reservation, *, stop: Callable[[], bool]) -> None:
         self._plan = plan
         self._stop = stop
         options = {"max_concurrency": CALLS_AT_ONCE, "max_restarts": 0, **slices.options(0)}

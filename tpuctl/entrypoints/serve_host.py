@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from tpuctl.plan.schema import plan_from_json
+from tpuctl.plan.schema import EmbeddingPlan, ServingPlan, plan_from_json
 from tpuctl.runs.events import Event, event
-from tpuctl.serve.http import Front, HttpOptions
+from tpuctl.serve.border import HttpOptions
+from tpuctl.serve.http import Front
 from tpuctl.serve.keys import Keys, read_key_file, read_keys
-from tpuctl.serve.server import Loaded, Server, ServerOptions
+from tpuctl.serve.limits import KeyLimits
+from tpuctl.serve.server import Loaded, LoadedEncoder, Server, ServerOptions, Tls
 
 if TYPE_CHECKING:
-    from tpuctl.plan.schema import ServingPlan
     from tpuctl.plan.serve_schema import EndpointPlan
 
 # ``run`` takes one of them for good; news, facts and a stop are asked for meanwhile.
@@ -39,7 +40,7 @@ class ServeHost:
     """To be made a Ray actor of ``CALLS_AT_ONCE`` threads."""
 
     def __init__(self, plan_document: dict[str, Any]) -> None:
-        self._plan: ServingPlan = plan_from_json(plan_document)  # type: ignore[assignment]
+        self._plan: ServingPlan | EmbeddingPlan = plan_from_json(plan_document)  # type: ignore[assignment]
         os.environ.update(self._plan.job.env | self._plan.job.secrets)
         os.environ.setdefault("JAX_PLATFORMS", "tpu")
         self._simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
@@ -60,12 +61,13 @@ class ServeHost:
     def ready(self) -> dict[str, Any]:
         """The facts of a ready endpoint; waits for it."""
         self._ready.wait()
-        url = f"http://{_address(self._plan.endpoint)}:{self._server.port}"
+        scheme = "http" if self._plan.endpoint.tls_cert is None else "https"
+        url = f"{scheme}://{_address(self._plan.endpoint)}:{self._server.port}"
         return {
             "url": url,
             "model": self._plan.endpoint.name,
             "seconds": time.monotonic() - self._started,
-            "curl": _curl(url, self._plan.endpoint),
+            "curl": _curl(url, self._plan),
         }
 
     def news(self, *, since: int) -> News:
@@ -73,8 +75,9 @@ class ServeHost:
         serving = self._front.serving
         return News(phases=self._told[since:], figures=None if serving is None else serving.figures())
 
-    def _load(self) -> Loaded:
+    def _load(self) -> Loaded | LoadedEncoder:
         # Not at the top: the driver imports this file too, and must not touch the chips.
+        from tpuctl.entrypoints.serve_encoder import load_served_encoder
         from tpuctl.entrypoints.serve_model import load_model
 
         def tell(phase: str, **fields: Any) -> None:
@@ -82,11 +85,14 @@ class ServeHost:
             self._told.append(event("phase", phase=phase, **fields))
 
         self._front.phase = "loading weights"
+        if isinstance(self._plan, EmbeddingPlan):
+            return load_served_encoder(self._plan, simulated=self._simulated, tell=tell)
         return load_model(self._plan, simulated=self._simulated, tell=tell)
 
 
 def _http(endpoint: EndpointPlan) -> HttpOptions:
-    return HttpOptions(keys=_keys(endpoint), max_body_bytes=endpoint.max_body_bytes)
+    limits = KeyLimits(requests_per_second=endpoint.key_requests_per_second, concurrent=endpoint.key_concurrent)
+    return HttpOptions(keys=_keys(endpoint), key_limits=limits, max_body_bytes=endpoint.max_body_bytes)
 
 
 def _keys(endpoint: EndpointPlan) -> Keys | None:
@@ -97,14 +103,19 @@ def _keys(endpoint: EndpointPlan) -> Keys | None:
     return None
 
 
-def _options(plan: ServingPlan) -> ServerOptions:
+def _options(plan: ServingPlan | EmbeddingPlan) -> ServerOptions:
     endpoint = plan.endpoint
+    at_once = plan.engine.max_sequences if isinstance(plan, ServingPlan) else plan.encoder.batch_rows
+    tls = None
+    if endpoint.tls_cert is not None and endpoint.tls_key is not None:
+        tls = Tls(cert=endpoint.tls_cert, key=endpoint.tls_key)
     return ServerOptions(
         host=endpoint.host,
         port=endpoint.port,
-        max_in_flight=plan.engine.max_sequences + endpoint.max_waiting,
+        max_in_flight=at_once + endpoint.max_waiting,
         timeout_seconds=endpoint.timeout_seconds,
         drain_seconds=endpoint.drain_seconds,
+        tls=tls,
     )
 
 
@@ -114,9 +125,13 @@ def _address(endpoint: EndpointPlan) -> str:
     return f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
 
 
-def _curl(url: str, endpoint: EndpointPlan) -> str:
-    body = f'{{"model": "{endpoint.name}", "prompt": "Once upon a time", "max_tokens": 20}}'
+def _curl(url: str, plan: ServingPlan | EmbeddingPlan) -> str:
+    endpoint = plan.endpoint
+    path, fields = "/v1/completions", '"prompt": "Once upon a time", "max_tokens": 20'
+    if isinstance(plan, EmbeddingPlan):
+        path, fields = "/v1/embeddings", '"input": "Once upon a time"'
+    body = f'{{"model": "{endpoint.name}", {fields}}}'
     key = [] if endpoint.is_open else ["-H", "Authorization: Bearer $KEY"]
-    words = ["curl", f"{url}/v1/completions", "-H", "Content-Type: application/json", *key, "-d", body]
+    words = ["curl", f"{url}{path}", "-H", "Content-Type: application/json", *key, "-d", body]
     # The key is the reader's to fill in, so the shell must see the dollar.
     return shlex.join(words).replace("'Authorization: Bearer $KEY'", '"Authorization: Bearer $KEY"')

@@ -21,6 +21,8 @@ from tpuctl.engine.engine import Engine, create_engine
 from tpuctl.engine.options import EngineOptions, buckets
 from tpuctl.engine.request import Request, SamplingParams
 from tpuctl.engine.runner import RunnerOptions
+from tpuctl.entrypoints.programs import keep_programs
+from tpuctl.entrypoints.serve_checkpoint import exported_checkpoint
 from tpuctl.errors import DataError, JobFailedError
 from tpuctl.mesh import create_mesh
 from tpuctl.nn.decoder import TokenRows
@@ -32,7 +34,6 @@ from tpuctl.serve.generation import MakeGrammar
 from tpuctl.serve.grammars import grammar_maker
 from tpuctl.serve.served import Served
 from tpuctl.serve.server import Loaded
-from tpuctl.storage import join
 from tpuctl.text import TOKENIZER_FILE, Tokenizer
 from tpuctl.text.chat import Chat, load_chat
 from tpuctl.text.place import TokenizerRef
@@ -57,8 +58,12 @@ def load_model(plan: ServingPlan, *, simulated: bool, tell: Tell) -> Loaded:
         JobFailedError: The engine does not say what the model says.
     """
     verify_devices(plan, simulated=simulated)
-    plan = with_local_folders(plan, tell=tell)
-    _keep_programs(plan)
+    with exported_checkpoint(plan, tell=tell) as found:
+        return _loaded(with_local_folders(found, tell=tell), tell=tell)
+
+
+def _loaded(plan: ServingPlan, *, tell: Tell) -> Loaded:
+    keep_programs(plan, tell=lambda text: tell("programs", detail=text))
     mesh = create_mesh(plan.mesh)
     tokenizer, chat, make_grammar = _text(plan)
     params = _params(plan, mesh, tell=tell)
@@ -85,12 +90,6 @@ def with_local_folders(plan: ServingPlan, *, tell: Tell) -> ServingPlan:
     weights = plan.weights and replace(plan.weights, uri=model_folder(plan.weights.uri, tell=tell))
     text = replace(plan.text, tokenizer=model_folder(plan.text.tokenizer, tell=tell))
     return replace(plan, weights=weights, text=text)
-
-
-def _keep_programs(plan: ServingPlan) -> None:
-    """Keep what is compiled in the run directory: the next start of the same endpoint reads it."""
-    jax.config.update("jax_compilation_cache_dir", join(plan.run.directory, "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 def _params(plan: ServingPlan, mesh: Mesh, *, tell: Tell) -> ParamTree:
@@ -185,7 +184,7 @@ def _said(engine: Engine, prompt: tuple[int, ...], *, steps: int) -> list[int]:
     return said
 
 
-def _text(plan: ServingPlan) -> tuple[Tokenizer, Chat | None, MakeGrammar | None]:
+def _text(plan: ServingPlan) -> tuple[Tokenizer, Chat | None, MakeGrammar]:
     place = TokenizerRef(name=plan.text.tokenizer, directory=plan.run.directory, vocab_size=plan.model.vocab_size)
     tokenizer, folder = place.load(), place.folder()
     source = _template_source(plan.text)
@@ -193,8 +192,8 @@ def _text(plan: ServingPlan) -> tuple[Tokenizer, Chat | None, MakeGrammar | None
     if source is not None or (folder is not None and find_templates(folder)):
         chat = load_chat(tokenizer, folder=folder, source=source)
     file = folder and folder / TOKENIZER_FILE
-    make_grammar = grammar_maker(file.read_text("utf-8"), tokenizer=tokenizer) if file and file.is_file() else None
-    return tokenizer, chat, make_grammar
+    text = file.read_text("utf-8") if file and file.is_file() else None
+    return tokenizer, chat, grammar_maker(text, tokenizer=tokenizer)
 
 
 def _template_source(text: TextPlan) -> str | None:

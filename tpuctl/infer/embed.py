@@ -1,24 +1,14 @@
-"""The embed task: a text's tokens through an encoder, pooled to one vector, as a list column of fixed size.
-
-Texts are sorted by length into a few lengths that are compiled; a text's length alone decides which, so its vector does
-not depend on the others.
-"""
+"""The embed task: a text's tokens through an encoder, pooled to one vector, as a list column of fixed size."""
 
 from __future__ import annotations
 
 import threading
 import time
 from dataclasses import dataclass
-from functools import partial
 from typing import Self
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
-from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Bool, Float, Int
 
 from tpuctl.errors import WeightsError
 from tpuctl.infer.arrays import to_arrays
@@ -26,12 +16,10 @@ from tpuctl.infer.prompts import read_prompts
 from tpuctl.infer.task import Worked
 from tpuctl.model_folder import read_json
 from tpuctl.modelspec.encoder import EncoderSpec
-from tpuctl.nn.encoder import Weights, encode, load_encoder
+from tpuctl.nn.embedder import Embedder, EmbedderOptions
 from tpuctl.plan.infer_schema import PoolingKind, TaskPlan
 from tpuctl.text import Tokenizer
 from tpuctl.text.place import TokenizerRef
-
-_SHORTEST = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,13 +41,15 @@ class EmbedTask:
         self._options = options
         self._tokenizer = tokenizer
         self._turn = threading.Lock()
-        devices = jax.local_devices()
-        mesh = Mesh(np.array(devices), ("rows",))
-        self._rows = NamedSharding(mesh, PartitionSpec("rows"))
-        encoder = load_encoder(uri)
-        self._spec = encoder.spec
-        self._weights = jax.device_put(encoder.weights, NamedSharding(mesh, PartitionSpec()))
-        self._batch_rows = -(-options.batch_rows // len(devices)) * len(devices)
+        self._embedder = Embedder(
+            uri,
+            EmbedderOptions(
+                pooling=options.pooling,
+                normalise=options.normalise,
+                max_length=options.max_length,
+                batch_rows=options.batch_rows,
+            ),
+        )
 
     @classmethod
     def of(cls, plan: TaskPlan, uri: str) -> Self:
@@ -94,10 +84,10 @@ class EmbedTask:
         good = np.array(sorted(tokens), np.int64)
         with self._turn:
             began = time.monotonic()
-            vectors = self._vectors(tokens)
+            vectors = self._embedder.numbered(tokens)
             busy = time.monotonic() - began
         flat = np.array([vectors[row] for row in good], np.float32).reshape(-1)
-        column = pa.FixedSizeListArray.from_arrays(pa.array(flat), self._spec.hidden_size)
+        column = pa.FixedSizeListArray.from_arrays(pa.array(flat), self._embedder.size)
         return Worked(
             columns=pa.table({"embedding": column}),
             good=good,
@@ -118,52 +108,6 @@ class EmbedTask:
                 # The last token is the one that ends every text.
                 found[row] = ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]]
         return found
-
-    def _vectors(self, tokens: dict[int, list[int]]) -> dict[int, np.ndarray]:
-        by_length: dict[int, list[int]] = {}
-        for row, ids in tokens.items():
-            by_length.setdefault(self._compiled_length(len(ids)), []).append(row)
-        batches = [
-            (rows[at : at + self._batch_rows], length)
-            for length, rows in sorted(by_length.items())
-            for at in range(0, len(rows), self._batch_rows)
-        ]
-        # All are on their way before the first is waited for.
-        launched = [(rows, self._launch([tokens[row] for row in rows], length)) for rows, length in batches]
-        return {row: vector for rows, batch in launched for row, vector in zip(rows, np.asarray(batch), strict=False)}
-
-    def _compiled_length(self, length: int) -> int:
-        return min(max(_SHORTEST, 1 << (length - 1).bit_length()), self._options.max_length)
-
-    def _launch(self, batch: list[list[int]], length: int) -> Array:
-        tokens = np.zeros((self._batch_rows, length), np.int32)
-        mask = np.zeros((self._batch_rows, length), bool)
-        for row, ids in enumerate(batch):
-            tokens[row, : len(ids)] = ids
-            mask[row, : len(ids)] = True
-        placed = jax.device_put((tokens, mask), self._rows)
-        options = self._options
-        vectors: Array = _embed(
-            self._weights, *placed, spec=self._spec, pooling=options.pooling, normalise=options.normalise
-        )
-        return vectors
-
-
-@partial(jax.jit, static_argnames=("spec", "pooling", "normalise"))
-def _embed(
-    weights: Weights,
-    tokens: Int[Array, "rows length"],
-    mask: Bool[Array, "rows length"],
-    *,
-    spec: EncoderSpec,
-    pooling: PoolingKind,
-    normalise: bool,
-) -> Float[Array, "rows hidden"]:
-    hidden = encode(weights, tokens, mask, spec=spec)
-    pooled: Array = hidden[:, 0]
-    if pooling == "mean":
-        pooled = jnp.where(mask[..., None], hidden, 0).sum(axis=1) / jnp.maximum(mask.sum(axis=1, keepdims=True), 1)
-    return pooled / jnp.maximum(jnp.linalg.norm(pooled, axis=-1, keepdims=True), 1e-12) if normalise else pooled
 
 
 def _own_length(uri: str) -> int:

@@ -23,6 +23,7 @@ from tpuctl.nn.block import Block, ForwardOptions, Surroundings, residual_norm
 from tpuctl.nn.layers import ParamMaker, folded
 from tpuctl.nn.partition import WHOLE, Partition
 from tpuctl.nn.rotary import layer_rotaries
+from tpuctl.nn.transposed import Transposed
 from tpuctl.plan.schema import RematPolicy
 from tpuctl.plan.weights_schema import LoraPlan
 
@@ -87,8 +88,31 @@ class Decoder(nnx.Module):
         ``state``, any pytree, goes through ``attend`` of every layer in turn: the caches of an engine, say. On a
         mesh ``s`` must divide over ``tensor``.
         """
+        x = self.embed(tokens, positions, partition=options.partition)
+        x, state = self.run_layers(x, positions, attend=attend, state=state, options=options)
+        return self.finish(x, partition=options.partition), state
+
+    def embed(
+        self, tokens: Int[Array, "b s"], positions: Int[Array, "b s"], *, partition: Partition
+    ) -> Float[Array, "b s_shard d"]:
+        """What goes into the first layer."""
+        x = partition.embed(self.embedding, tokens)
+        if self.position_embedding is not None:
+            x = x + partition.weight(self.position_embedding)[partition.sequence_shard(positions)]
+        return x if self.spec.embedding_scale == 1.0 else x * jnp.asarray(self.spec.embedding_scale, x.dtype)
+
+    def run_layers(
+        self,
+        x: Float[Array, "b s_shard d"],
+        positions: Int[Array, "b s"],
+        *,
+        attend: Attend,
+        state: Any,
+        options: ForwardOptions,
+    ) -> tuple[Float[Array, "b s_shard d"], Any]:
+        """Through all layers, and the state after them."""
         rotaries = layer_rotaries(self.spec, positions)
-        carry = (self._embedded(tokens, positions, options.partition), state)
+        carry = (x, state)
         for graph, stacked, views in self._stretches():
 
             def layer(carry: tuple[Array, Any], this: tuple[Any, LayerView], graph: Any = graph) -> tuple[Any, None]:
@@ -103,8 +127,11 @@ class Decoder(nnx.Module):
 
             body = rematerialised(layer, options.remat)
             carry, _ = lax.scan(body, carry, (stacked, views), unroll=options.unroll or 1)
-        x, state = carry
-        return options.partition.gather_sequence(self.final_norm(x)), state
+        return carry
+
+    def finish(self, x: Float[Array, "b s_shard d"], *, partition: Partition) -> Float[Array, "b s d"]:
+        """What goes into the head: normalised, and whole along the sequence."""
+        return partition.gather_sequence(self.final_norm(x))
 
     def head_matrix(self, *, partition: Partition) -> Float[Array, "d v_shard"]:
         """The matrix from hidden states to logits, whole over ``fsdp``: the embedding's transpose if tied."""
@@ -118,24 +145,19 @@ class Decoder(nnx.Module):
         """Logits of this device's part of the vocabulary, f32, soft-capped where the model's are."""
         if self.head is None and partition.fsdp.size == 1:
             # Not by the transpose: XLA's CPU compiler would turn a bfloat16 table into float32 for each product.
-            table = self.embedding[...]
-            contracted = (((hidden.ndim - 1,), (1,)), ((), ()))
-            logits = lax.dot_general(hidden, table, contracted, preferred_element_type=jnp.float32)
+            logits = _by_rows(hidden, self.embedding[...])
         else:
-            head = self.head_matrix(partition=partition)
-            logits = jnp.dot(hidden, head, preferred_element_type=jnp.float32)
+            head: Any = self.head_matrix(partition=partition)
+            if isinstance(head, Transposed):
+                logits = _by_rows(hidden, head.matrix)
+            else:
+                logits = jnp.dot(hidden, head, preferred_element_type=jnp.float32)
         cap = self.spec.logits_softcap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
     def logits(self, rows: TokenRows) -> Float[Array, "b s v"]:
         """All logits, f32, on one device: for tests and small evaluations."""
         return self.project_to_vocab(self.hidden(rows, options=ForwardOptions()))
-
-    def _embedded(self, tokens: Array, positions: Array, part: Partition) -> Float[Array, "b s_shard d"]:
-        x = part.embed(self.embedding, tokens)
-        if self.position_embedding is not None:
-            x = x + part.weight(self.position_embedding)[part.sequence_shard(positions)]
-        return x if self.spec.embedding_scale == 1.0 else x * jnp.asarray(self.spec.embedding_scale, x.dtype)
 
     def _stretches(self) -> Iterator[tuple[Any, Any, LayerView]]:
         """Consecutive layers with the same parameters, as a module's graph, its stacked state and the layers' views.
@@ -174,6 +196,11 @@ class Decoder(nnx.Module):
         return LayerView(
             index=jnp.arange(spec.num_layers), window=jnp.asarray(windows, jnp.int32), softcap=spec.attention_softcap
         )
+
+
+def _by_rows(hidden: Float[Array, "*b d"], table: Float[Array, "v d"]) -> Float[Array, "*b v"]:
+    contracted = (((hidden.ndim - 1,), (1,)), ((), ()))
+    return lax.dot_general(hidden, table, contracted, preferred_element_type=jnp.float32)
 
 
 def rematerialised(layer: Callable[..., Any], policy: RematPolicy) -> Callable[..., Any]:

@@ -19,6 +19,7 @@ from jaxtyping import Float, Key
 
 from tpuctl.modelspec.spec import Activation, NormKind
 from tpuctl.nn.partition import Partition
+from tpuctl.nn.transposed import Transposed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +102,7 @@ def biased(x: Array, bias: nnx.Param[Any] | Array | None) -> Array:
 
 
 @jax.custom_vjp
-def project(x: Float[Array, "b s d"], weight: Float[Array, d * outside]) -> Float[Array, "b s *outside"]:
+def project(x: Float[Array, "b s d"], weight: Float[Array, d * outside] | Transposed) -> Float[Array, "b s *outside"]:
     """From the residual stream: ``x`` times a weight.
 
     With gradients of its own: automatic ones ask for the cotangent transposed, and XLA's CPU compiler then fuses
@@ -110,7 +111,10 @@ def project(x: Float[Array, "b s d"], weight: Float[Array, d * outside]) -> Floa
     return _project(x, weight)
 
 
-def _project(x: Array, weight: Array) -> Array:
+def _project(x: Array, weight: Array | Transposed) -> Array:
+    if isinstance(weight, Transposed):
+        out = lax.dot_general(_rows(x), weight.matrix, (((1,), (1,)), ((), ())))
+        return out.reshape(*x.shape[:2], *weight.outside)
     return (_rows(x) @ _matrix(weight)).reshape(*x.shape[:2], *weight.shape[1:])
 
 

@@ -12,7 +12,7 @@ split on.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import jax.numpy as jnp
 from flax import nnx
@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 
 from tpuctl.mesh import BATCH_AXES, RULES, Axis, mesh_axis
 from tpuctl.nn.collectives import gather, scatter
+from tpuctl.nn.transposed import Transposed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +54,10 @@ class Partition:
         ``kv_heads`` is the model's number of them. Where they are fewer than the ``tensor`` devices, each of these
         holds them all and takes the one its query heads read; their gradients are summed like any other's.
         """
-        value: Array = param[...]
+        kept: Any = param.get_value()
+        if isinstance(kept, Transposed):
+            return cast("Array", kept)  # one device's own, so it is whole; ``project`` knows what to do with it
+        value: Array = kept
         axes = param.get_metadata("axes")[-value.ndim :]  # a scan over layers has taken the leading axis away
         if "kv_heads" in axes and kv_heads is not None and kv_heads < self.tensor.size:
             head = lax.axis_index("tensor") * kv_heads // self.tensor.size

@@ -28,7 +28,7 @@ def resolve_inference(recipe: InferenceRecipe, *, environ: Mapping[str, str], he
     findings = Findings(origin=recipe.origin)
     slices = plan_slices(recipe, findings=findings)
     run = plan_run(recipe, here=here, findings=findings)
-    job = plan_job(recipe, environ=environ, findings=findings)
+    job = plan_job(recipe, environ=environ, here=here, findings=findings)
     data = _data(recipe, here=here, findings=findings)
     output = _output(recipe, here=here, findings=findings)
     task = _task(recipe, here=here, findings=findings)

@@ -6,12 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from tpuctl.builtin_models import BUILTIN_DECODERS, BUILTIN_MODELS
 from tpuctl.errors import WeightsError
-from tpuctl.model_folder import read_config, read_json
+from tpuctl.model_folder import read_config
 from tpuctl.modelspec import PRESETS, ModelSpec, num_parameters
-from tpuctl.modelspec.encoder import ENCODERS, EncoderSpec, num_encoder_parameters
+from tpuctl.modelspec.encoder import ENCODERS
 from tpuctl.modelspec.huggingface import spec_from_config
 from tpuctl.modelspec.values import shown
+from tpuctl.plan.encoder_source import EncoderSource
 from tpuctl.plan.infer import check_room
 from tpuctl.plan.infer_schema import TaskPlan
 from tpuctl.plan.schema import InferencePlan
@@ -21,11 +23,6 @@ from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import InferenceRecipe
 
 DEFAULT_MAX_LENGTH = 2048
-_MINILM = "builtin:minilm-l6-v2"
-_MINILM_LENGTH = 256
-_MINILM_SPEC = EncoderSpec(
-    vocab_size=30_522, hidden_size=384, num_layers=6, num_heads=12, mlp_size=1536, max_length=512, norm_eps=1e-12
-)
 
 
 def fit_model(plan: InferencePlan, recipe: InferenceRecipe) -> InferencePlan:
@@ -62,15 +59,14 @@ class _Model:
     @classmethod
     def of(cls, uri: str, task: TaskPlan) -> Self:
         """The model at a place; raises one of ``ModelErrors`` where it is none for the task."""
-        if uri == _MINILM:
-            return cls.of_encoder(_MINILM_SPEC, own_length=_MINILM_LENGTH)
+        if uri in BUILTIN_MODELS and uri not in BUILTIN_DECODERS:
+            return cls.of_encoder(EncoderSource.of_builtin(uri))
         if uri.startswith("builtin:"):
             return cls.of_decoder(PRESETS[uri.removeprefix("builtin:")])
         config = read_config(uri)
         _check_task(uri, config.get("model_type"), task)
         if task.kind == "embed":
-            own = (read_json(uri, "sentence_bert_config.json") or {}).get("max_seq_length")
-            return cls.of_encoder(EncoderSpec.of_config(config), own_length=own)
+            return cls.of_encoder(EncoderSource.of_folder(uri))
         spec = spec_from_config(config)
         if "://" not in uri:
             check_header(uri, spec)
@@ -83,13 +79,9 @@ class _Model:
         return cls(positions=spec.max_positions, usual_length=usual, parameters=num_parameters(spec))
 
     @classmethod
-    def of_encoder(cls, spec: EncoderSpec, *, own_length: Any) -> Self:
-        """What an encoder's spec says; ``own_length`` is what it was made for, if its folder tells."""
-        told = isinstance(own_length, int) and own_length > 0
-        parameters = num_encoder_parameters(spec)
-        return cls(
-            positions=spec.max_length, usual_length=own_length if told else spec.max_length, parameters=parameters
-        )
+    def of_encoder(cls, source: EncoderSource) -> Self:
+        """What an encoder says of itself."""
+        return cls(positions=source.spec.max_length, usual_length=source.own_length, parameters=source.parameters)
 
 
 def _check_task(uri: str, family: Any, task: TaskPlan) -> None:

@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 from tpuctl.modelspec import ModelSpec
 from tpuctl.plan.chat_schema import ChatPlan
+from tpuctl.plan.custom_schema import WorkPlan
 from tpuctl.plan.decode import PlanFormatError, decode
 from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, SourcePlan, TaskPlan
-from tpuctl.plan.serve_schema import EndpointPlan, EnginePlan, TextPlan
+from tpuctl.plan.serve_schema import EncoderPlan, EndpointPlan, EnginePlan, ServedCheckpointPlan, TextPlan
 from tpuctl.plan.weights_schema import LoraPlan, WeightsPlan
 
 PLAN_SCHEMA = "tpuctl.plan/1"
@@ -147,11 +148,15 @@ class RunPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobPlan:
-    """How the job is run. ``env`` goes to every process; ``secrets`` too, but is masked wherever we print."""
+    """How the job is run. ``env`` goes to every process; ``secrets`` too, but is masked wherever we print.
+
+    ``compile_cache`` None is the cache of the host's environment, else a folder in the run directory.
+    """
 
     env: dict[str, str]
     secrets: dict[str, str]
     pip: tuple[str, ...]
+    compile_cache: str | None
     max_failures: int
     timeout_seconds: float | None
     start_timeout_seconds: float
@@ -182,22 +187,6 @@ class BudgetPlan:
     def needed_bytes(self) -> int:
         """Sum of all parts."""
         return self.state_bytes + self.gradient_bytes + self.activation_bytes + self.logit_bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkPlan:
-    """What a custom job runs on every host, and which of the user's files travel with it.
-
-    Either ``command``, word by word as it is executed (no shell reads it), or ``function``, as ``module:name``.
-    ``directory`` is an absolute path on the submitting machine, None if no files travel; ``include`` and ``exclude``
-    are relative to it, the latter in the language of ``.gitignore``.
-    """
-
-    command: tuple[str, ...]
-    function: str | None
-    directory: str | None
-    include: tuple[str, ...]
-    exclude: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,13 +237,23 @@ class InferencePlan(Plan):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingPlan(Plan):
-    """An endpoint: a model behind OpenAI's API. Without ``weights`` they are drawn from ``engine.seed``."""
+    """An endpoint: a model behind OpenAI's API. Without ``weights`` and ``checkpoint`` they are drawn from
+    ``engine.seed``."""
 
     mesh: MeshPlan
     model: ModelSpec
     weights: WeightsPlan | None
+    checkpoint: ServedCheckpointPlan | None
     text: TextPlan
     engine: EnginePlan
+    endpoint: EndpointPlan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingPlan(Plan):
+    """An endpoint of an encoder: texts to vectors behind OpenAI's API."""
+
+    encoder: EncoderPlan
     endpoint: EndpointPlan
 
 
@@ -282,7 +281,8 @@ def plan_from_json(document: dict[str, Any]) -> Plan:
     fields = {key: value for key, value in document.items() if key != "schema"}
     if fields.get("kind") not in PLANS:
         raise PlanFormatError(f"plan.kind: expected one of {tuple(PLANS)}, got {fields.get('kind')!r}")
-    plan: Plan = decode(PLANS[fields["kind"]], fields, "plan")
+    kind = EmbeddingPlan if "encoder" in fields else PLANS[fields["kind"]]
+    plan: Plan = decode(kind, fields, "plan")
     return plan
 
 

@@ -10,11 +10,12 @@ from tpuctl import __version__
 from tpuctl.builtin_models import BUILTIN_DECODERS
 from tpuctl.modelspec import PRESETS, ModelSpec, num_parameters
 from tpuctl.plan.budget import gib
+from tpuctl.plan.endpoint import plan_endpoint
 from tpuctl.plan.environment import plan_job
 from tpuctl.plan.here import Here
 from tpuctl.plan.places import plan_run, storage_place
-from tpuctl.plan.schema import JobPlan, MeshPlan, ServingPlan, SlicePlan
-from tpuctl.plan.serve_schema import EndpointPlan, EnginePlan, TextPlan
+from tpuctl.plan.schema import MeshPlan, ServingPlan, SlicePlan
+from tpuctl.plan.serve_schema import EnginePlan, TextPlan
 from tpuctl.plan.slices import plan_slices
 from tpuctl.plan.source import ModelSource
 from tpuctl.plan.tokenizer import is_tokenizer_file, tokenizer_ids
@@ -41,11 +42,12 @@ def resolve_serving(
     slices = _slices(recipe, findings)
     model = _model(recipe, source, findings)
     run = plan_run(recipe, here=here, findings=findings)
-    job = plan_job(recipe, environ=environ, findings=findings)
+    job = plan_job(recipe, environ=environ, here=here, findings=findings)
     text = _text(recipe, source, here=here, findings=findings)
     mesh = _mesh(recipe, slices, findings) if slices else None
-    endpoint = _endpoint(recipe, job, here=here, model=model, findings=findings)
+    endpoint = plan_endpoint(recipe, job, name=model.name if model else "", here=here, findings=findings)
     engine = _Memory(recipe, slices, model, findings).plan() if slices and model else None
+    checkpoint = None if source is None else source.checkpoint
     findings.settle()
     assert slices is not None  # these four are None only together with a problem
     assert model is not None
@@ -61,7 +63,8 @@ def resolve_serving(
         notes=tuple(findings.notes),
         mesh=mesh,
         model=model,
-        weights=None if source is None else WeightsPlan(uri=source.uri, family=source.family),
+        weights=None if source is None or checkpoint else WeightsPlan(uri=source.uri, family=source.family),
+        checkpoint=checkpoint,
         text=text,
         engine=engine,
         endpoint=endpoint,
@@ -78,12 +81,14 @@ def _slices(recipe: ServingRecipe, findings: Findings) -> SlicePlan | None:
 
 def _model(recipe: ServingRecipe, source: ModelSource | None, findings: Findings) -> ModelSpec | None:
     preset = recipe.model.preset
+    if recipe.model.checkpoint is not None and recipe.model.source is not None:
+        findings.refuse("model.source", "the model is that of model.checkpoint", "leave one of the two out")
     if source is not None:
         if preset is not None:
-            findings.refuse("model.preset", "the model is that of model.source", "leave one of the two out")
+            findings.refuse("model.preset", f"the model is that of {source.uri}", "leave one of the two out")
         return source.spec
     if preset is None:
-        hint = f"set source, a model folder, or preset ({', '.join(PRESETS)}) for random weights"
+        hint = f"set source, a model folder, checkpoint, a run, or preset ({', '.join(PRESETS)}) for random weights"
         findings.refuse("model.source", "missing: there is no model to serve", hint)
         return None
     if preset not in PRESETS:
@@ -125,34 +130,6 @@ def _mesh(recipe: ServingRecipe, slices: SlicePlan, findings: Findings) -> MeshP
         findings.refuse("mesh.tensor", message, f"leave it out, or choose a slice of {table.tensor}")
         return None
     return MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=devices)
-
-
-def _endpoint(
-    recipe: ServingRecipe, job: JobPlan, *, here: Here, model: ModelSpec | None, findings: Findings
-) -> EndpointPlan:
-    table = recipe.serve
-    if table.api_key_env is not None and table.api_key_env not in {**job.env, **job.secrets}:
-        message = f"the job has no variable {table.api_key_env}"
-        findings.refuse("serve.api_key_env", message, f'add it: [job] pass_env = ["{table.api_key_env}"]')
-    if table.drain > recipe.job.stop_grace:
-        message = f"{table.drain:g} s to drain, and the job is killed {recipe.job.stop_grace:g} s after a stop"
-        findings.refuse("serve.drain", message, "raise job.stop_grace, or lower it")
-    plan = EndpointPlan(
-        name=table.name or (model.name if model is not None else ""),
-        host=table.host,
-        port=table.port,
-        api_key_file=None if table.api_key_file is None else here.absolute(table.api_key_file),
-        api_key_env=table.api_key_env,
-        max_waiting=table.max_waiting,
-        max_body_bytes=table.max_body,
-        timeout_seconds=table.timeout,
-        drain_seconds=table.drain,
-    )
-    if plan.is_open and not plan.is_local:
-        findings.notes.append(
-            f"serve.host = {plan.host} without an API key: whoever reaches the port may use the model"
-        )
-    return plan
 
 
 class _Memory:

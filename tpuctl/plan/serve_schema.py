@@ -5,15 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tpuctl.plan.infer_schema import PoolingKind
+
 ServeDtype = Literal["bfloat16", "float32"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextPlan:
-    """The tokenizer's name or place. ``chat_template`` is a file in place of the tokenizer's own template."""
+    """The tokenizer's name or place, a run directory for the run's own. ``chat_template`` is a file in place of the
+    tokenizer's own template."""
 
     tokenizer: str
     chat_template: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedCheckpointPlan:
+    """A checkpoint of a training run; ``step`` None is the newest that is complete when the endpoint starts."""
+
+    run: str
+    step: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,10 +43,23 @@ class EnginePlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderPlan:
+    """An encoder in a folder; ``batch_rows`` texts, each of at most ``max_length`` tokens, are computed at once."""
+
+    uri: str
+    parameters: int
+    pooling: PoolingKind
+    normalise: bool
+    max_length: int
+    batch_rows: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EndpointPlan:
     """Where the model is served, under which name, and to whom.
 
-    ``api_key_env`` names a variable of the job that holds the keys, ``api_key_file`` a file on the host.
+    ``api_key_env`` names a variable of the job that holds the keys, ``api_key_file`` a file on the host. The limits of
+    a key are each key's own. ``tls_cert`` and ``tls_key`` are files on the host, both or none.
     """
 
     name: str
@@ -43,6 +67,10 @@ class EndpointPlan:
     port: int
     api_key_file: str | None
     api_key_env: str | None
+    key_requests_per_second: float | None
+    key_concurrent: int | None
+    tls_cert: str | None
+    tls_key: str | None
     max_waiting: int
     max_body_bytes: int
     timeout_seconds: float

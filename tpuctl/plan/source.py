@@ -17,11 +17,15 @@ from tpuctl.model_folder import read_config, tokenizer_files
 from tpuctl.modelspec import PRESETS, ModelSpec
 from tpuctl.modelspec.config import ModelConfigError
 from tpuctl.modelspec.huggingface import spec_from_config
+from tpuctl.plan.encoder_source import EncoderSource, is_encoder
 from tpuctl.plan.here import Here
 from tpuctl.plan.places import storage_place
+from tpuctl.plan.run_source import read_training_plan, run_and_step
+from tpuctl.plan.serve_schema import ServedCheckpointPlan
 from tpuctl.plan.weights_header import check_header
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import InferenceRecipe, Recipe, ServingRecipe, TrainingRecipe
+from tpuctl.storage import is_gcs
 
 ModelErrors = (WeightsError, StorageError, ModelConfigError)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -29,35 +33,94 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSource:
-    """A model folder: where it is and what its ``config.json`` describes; or a built-in model by its name."""
+    """A model folder: where it is and what its ``config.json`` describes; or a built-in model by its name.
+
+    With ``checkpoint`` it is a run directory, and no folder yet: ``family`` is empty.
+    """
 
     uri: str
     spec: ModelSpec
     family: str
     has_tokenizer: bool
+    checkpoint: ServedCheckpointPlan | None = None
 
 
-def read_source(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str] | str) -> ModelSource | None:
-    """The model folder a recipe names, None where it names none.
+# Stands for a model that is not looked at: nothing that depends on a model's sizes is refused with it.
+_UNSEEN = ModelSpec(
+    name="unseen",
+    vocab_size=1 << 20,
+    hidden_size=8,
+    num_layers=1,
+    num_heads=1024,
+    num_kv_heads=1024,
+    head_dim=2,
+    mlp_size=1024,
+)
+
+
+def unseen_source(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str] | str) -> ModelSource | None:
+    """A stand-in for the model folder or run in a bucket that a recipe names, None where it names none there.
+
+    Raises:
+        RecipeError: the URI names no bucket.
+    """
+    findings, here = Findings(origin=recipe.origin), Here.of(cwd, environ)
+    if isinstance(recipe, ServingRecipe) and is_gcs(recipe.model.checkpoint or ""):
+        name, step = run_and_step(str(recipe.model.checkpoint))
+        uri = storage_place("model.checkpoint", name, here=here, findings=findings)
+        checkpoint = ServedCheckpointPlan(run=uri, step=step)
+    elif isinstance(recipe, TrainingRecipe | ServingRecipe) and is_gcs(recipe.model.source or ""):
+        uri = storage_place("model.source", str(recipe.model.source), here=here, findings=findings)
+        checkpoint = None
+    else:
+        return None
+    findings.settle()
+    return ModelSource(uri=uri, spec=_UNSEEN, family="llama", has_tokenizer=True, checkpoint=checkpoint)
+
+
+def read_source(
+    recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str] | str
+) -> ModelSource | EncoderSource | None:
+    """The model folder a recipe names, None where it names none. Only what serves may name an encoder.
 
     Raises:
         RecipeError: no such folder, or no model this version knows.
     """
+    if isinstance(recipe, ServingRecipe) and recipe.model.checkpoint is not None:
+        return _run(recipe, here=Here.of(cwd, environ))
     if not isinstance(recipe, TrainingRecipe | ServingRecipe) or recipe.model.source is None:
         return None
     findings = Findings(origin=recipe.origin)
+    serves = isinstance(recipe, ServingRecipe)
     if recipe.model.source.startswith("builtin:"):
+        if serves and recipe.model.source in BUILTIN_MODELS and is_encoder(recipe.model.source):
+            return EncoderSource.of_builtin(recipe.model.source)
         return _builtin(recipe.model.source, findings)
     here = Here.of(cwd, environ)
     uri = storage_place("model.source", recipe.model.source, here=here, findings=findings)
     findings.settle()
     try:
+        if serves and is_encoder(uri):
+            return EncoderSource.of_folder(uri)
         source = open_source(uri)
         if "://" not in uri:
             check_header(uri, source.spec)
     except ModelErrors as error:
         raise refusal(recipe, error) from error
     return source
+
+
+def _run(recipe: ServingRecipe, *, here: Here) -> ModelSource:
+    findings = Findings(origin=recipe.origin)
+    name, step = run_and_step(recipe.model.checkpoint or "")
+    uri = storage_place("model.checkpoint", name, here=here, findings=findings)
+    findings.settle()
+    try:
+        plan = read_training_plan(uri)
+    except ModelErrors as error:
+        raise RecipeError(error.message, hint=error.hint, where=recipe.origin.where("model.checkpoint")) from error
+    checkpoint = ServedCheckpointPlan(run=uri, step=step)
+    return ModelSource(uri=uri, spec=plan.model, family="", has_tokenizer=True, checkpoint=checkpoint)
 
 
 def refusal(recipe: TrainingRecipe | ServingRecipe | InferenceRecipe, error: TpuctlError) -> RecipeError:

@@ -14,7 +14,8 @@ class RowsTable:
     """The rows to work on."""
 
     uri: str = setting(
-        doc="Parquet file, folder or glob; or builtin:python-stdlib, the text every machine has.",
+        doc="Parquet file, folder or glob; or what every machine has: builtin:python-stdlib, its column text, or "
+        "builtin:python-help, its column prompt.",
         example="builtin:python-stdlib",
         also=("path", "dataset", "input", "input_uri", "files"),
     )

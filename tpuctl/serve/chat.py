@@ -10,12 +10,12 @@ from typing import Any
 from tpuctl.engine.request import Grammar, RequestError
 from tpuctl.serve.asking import Ask, Limit, Wanted, make_ask
 from tpuctl.serve.envelope import Envelope, ending
+from tpuctl.serve.forms import Form, form_of_chat, wanted_calls
 from tpuctl.serve.generation import Generation, MakeGrammar
 from tpuctl.serve.logprobs import chat_logprobs
 from tpuctl.serve.prompts import chat_ids
 from tpuctl.serve.protocol import ApiError, ChatBody
 from tpuctl.serve.protocol.errors import of_engine
-from tpuctl.serve.protocol.formats import ResponseFormat
 from tpuctl.serve.sample import Delta
 from tpuctl.serve.served import Served
 from tpuctl.serve.tool_calls import Call, CallReader, can_read_calls
@@ -31,7 +31,7 @@ async def ask_chat(body: ChatBody, *, served: Served, make_grammar: MakeGrammar 
     wanted = Wanted(
         limit=Limit(max_tokens=body.output_limit, param=body.limit_param, prompt_param="messages"),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=await _grammar(body.response_format, make_grammar),
+        grammar=await _grammar(form_of_chat(body), make_grammar),
     )
     return make_ask(body, [await chat_ids(served, body)], served=served, wanted=wanted)
 
@@ -82,7 +82,7 @@ class _Choice:
     calls: list[Call] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._reader = CallReader() if self.body.tools and self.body.tool_choice != "none" else None
+        self._reader = None if wanted_calls(self.body) is None else CallReader()
 
     def whole(self, deltas: list[Delta]) -> dict[str, Any]:
         """The finished choice."""
@@ -132,13 +132,13 @@ class _Choice:
         return chat_logprobs(items, tokenizer=self.served.tokenizer) if self.body.logprobs else None
 
 
-async def _grammar(form: ResponseFormat | None, make_grammar: MakeGrammar | None) -> Grammar | None:
+async def _grammar(form: Form | None, make_grammar: MakeGrammar | None) -> Grammar | None:
     """What the answer is bound to; compiled on another thread, since a large schema takes its time."""
-    if form is None or form.type == "text":
+    if form is None:
         return None
     if make_grammar is None:
-        message = f"{form.type} is not served here: answers are not bound to a form"
-        raise ApiError(message, param="response_format", code="unsupported_parameter")
+        message = f"{form.param} is not served here: answers are not bound to a form"
+        raise ApiError(message, param=form.param, code="unsupported_parameter")
     try:
         return await asyncio.to_thread(make_grammar, form)
     except RequestError as error:
@@ -161,7 +161,7 @@ def _check(body: ChatBody, *, served: Served) -> None:
 
 
 def _check_tools(body: ChatBody, *, served: Served) -> None:
-    if not body.tools or body.tool_choice == "none" or served.chat is None:
+    if wanted_calls(body) is None or served.chat is None:
         return
     if not can_read_calls(served.chat.with_tools.source):
         message = f"the form in which {served.name} writes its calls is not known here"

@@ -11,9 +11,9 @@ from typing import Any
 from tpuctl.engine.request import Grammar, Output
 from tpuctl.serve.asking import Ask
 from tpuctl.serve.bridge import Bridge, Group
+from tpuctl.serve.forms import Form
 from tpuctl.serve.metrics import Metrics, Timing
-from tpuctl.serve.protocol.errors import timed_out, unavailable
-from tpuctl.serve.protocol.formats import ResponseFormat
+from tpuctl.serve.protocol.errors import ApiError, timed_out, unavailable
 from tpuctl.serve.sample import Delta, Sample
 from tpuctl.serve.served import Served
 
@@ -36,7 +36,7 @@ class Usage:
         }
 
 
-MakeGrammar = Callable[[ResponseFormat], Grammar]
+MakeGrammar = Callable[[Form], Grammar]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +49,21 @@ class Serving:
     metrics: Metrics
     timeout_seconds: float
     make_grammar: MakeGrammar | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine can be expected to go on."""
+        return self.bridge.is_alive
+
+    @property
+    def draining(self) -> bool:
+        """Whether nothing is let in any more."""
+        return self.bridge.draining
+        return self.bridge.draining
+
+    def drain(self) -> None:
+        """Let nothing in any more."""
+        self.bridge.draining = True
 
     def figures(self) -> dict[str, Any]:
         """How it goes: what runs and waits, what was made, how full the pages are, how long first tokens took."""
@@ -101,7 +116,7 @@ class Generation:
 
     def _take(self, index: int, output: Output) -> Delta:
         if output.finish_reason == "abort":
-            raise unavailable("the server ended this request")
+            raise self._aborted(index)
         sample = self._samples[index]
         before = sample.num_tokens
         delta = sample.add(output)
@@ -114,6 +129,13 @@ class Generation:
             prompt_tokens = len(self.ask.prompt_of(index))
             self._timing.finished(delta.finish_reason, prompt_tokens=prompt_tokens, output_tokens=sample.num_tokens)
         return delta
+
+    def _aborted(self, index: int) -> ApiError:
+        """Why the engine ended a request: a form that proved too large to be followed, or what is ours."""
+        if self.ask.requests[index].grammar is None:
+            return unavailable("the server ended this request")
+        message = "the form of the answer is too large to be followed any further"
+        return ApiError(message, param="response_format", code="invalid_value")
 
 
 @asynccontextmanager

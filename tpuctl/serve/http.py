@@ -1,11 +1,10 @@
-"""The HTTP app: routes, keys, limits, and every error in OpenAI's form."""
+"""The HTTP app: what is answered where."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -17,42 +16,31 @@ from starlette.routing import Route
 
 from tpuctl import __version__
 from tpuctl.serve.asking import Ask
+from tpuctl.serve.border import Border, HttpOptions
 from tpuctl.serve.chat import ChatAnswer, ask_chat
 from tpuctl.serve.completions import CompletionAnswer, ask_completion
-from tpuctl.serve.generation import Serving, generating
-from tpuctl.serve.keys import Keys
+from tpuctl.serve.embedding import Embedding, check_embedding, embedding_document
+from tpuctl.serve.generation import Serving
 from tpuctl.serve.metrics import CONTENT_TYPE
 from tpuctl.serve.openapi import openapi_document
-from tpuctl.serve.prompts import tokenized
+from tpuctl.serve.prompts import input_ids, tokenized
 from tpuctl.serve.protocol import (
     ApiError,
-    Body,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    EmbeddingBody,
     TokenizeBody,
-    parse_body,
 )
 from tpuctl.serve.protocol.errors import unavailable
-from tpuctl.serve.wire import DONE, ClientGoneError, EventStream, Json, event, read_body, while_connected
+from tpuctl.serve.wire import EventStream, Json, while_connected
+from tpuctl.serve.work import Work
 
 _LOG = logging.getLogger("tpuctl.serve")
 
 TIMEOUT_HEADER = "x-request-timeout-seconds"
-_CLIENT_GONE = 499
 
-Handler = Callable[[Request], Awaitable[Response]]
 Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HttpOptions:
-    """Limits of the endpoint. Without ``keys`` it is open to whoever reaches it."""
-
-    keys: Keys | None = None
-    max_body_bytes: int = 8 * 2**20
-    body_seconds: float = 30.0
-    send_seconds: float = 60.0
 
 
 class Front:
@@ -60,7 +48,8 @@ class Front:
 
     def __init__(self, options: HttpOptions) -> None:
         self.options = options
-        self.serving: Serving | None = None
+        self.serving: Serving | Embedding | None = None
+        self._border = Border(options, count=self._count)
         self.phase = "starting"
 
     def app(self, lifespan: Lifespan | None = None) -> Starlette:
@@ -78,72 +67,32 @@ class Front:
             "/ready": self._ready,
             "/metrics": self._metrics,
             "/version": _version,
-            "/openapi.json": _openapi,
+            "/openapi.json": self._openapi,
         }
-        routes = [Route(path, self._guarded(handler), methods=["POST"]) for path, handler in posts.items()]
-        routes += [Route(path, self._guarded(handler), methods=["GET"]) for path, handler in gets.items()]
+        routes = [Route(path, self._border.guarded(handler), methods=["POST"]) for path, handler in posts.items()]
+        routes += [Route(path, self._border.guarded(handler), methods=["GET"]) for path, handler in gets.items()]
         routes += [Route(path, handler, methods=["GET"]) for path, handler in open_gets.items()]
         return Starlette(routes=routes, exception_handlers={HTTPException: _not_found}, lifespan=lifespan)
 
-    def _guarded(self, handler: Handler) -> Handler:
-        """The handler behind the keys, whose every error is answered."""
-
-        async def guarded(request: Request) -> Response:
-            response = await self._answered(handler, request)
-            if self.serving is not None:
-                self.serving.metrics.answered(request.scope["route"].path, status=response.status_code)
-            return response
-
-        return guarded
-
-    async def _answered(self, handler: Handler, request: Request) -> Response:
-        try:
-            self._check_key(request)
-            return await handler(request)
-        except ApiError as error:
-            return Json(error.document(), status_code=error.status, headers=error.headers)
-        except ClientGoneError:
-            return Response(status_code=_CLIENT_GONE)
-        except Exception:  # noqa: BLE001 — the border: the client learns that it was not its fault, the log why
-            _LOG.exception("a request failed: %s", request.url.path)
-            fault = ApiError("the server failed on this request", status=HTTPStatus.INTERNAL_SERVER_ERROR)
-            return Json(fault.document(), status_code=fault.status)
-
-    def _check_key(self, request: Request) -> None:
-        keys = self.options.keys
-        if keys is not None and not keys.open_to(request.headers.get("authorization", "")):
-            raise ApiError(
-                "no valid API key: send one as `Authorization: Bearer KEY`",
-                status=HTTPStatus.UNAUTHORIZED,
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-
     async def _completions(self, request: Request) -> Response:
-        body = await self._body(request, CompletionBody)
-        serving = self._serving(body.model)
+        body = await self._border.body(request, CompletionBody)
+        serving = self._generating(body.model)
         ask = await ask_completion(body, served=serving.served)
         _log(ask, body.user)
-        return await self._generated(
-            request, ask, CompletionAnswer(body, ask, served=serving.served), bool(body.stream)
-        )
+        answer = CompletionAnswer(body, ask, served=serving.served)
+        work = Work(ask=ask, answer=answer, serving=serving, timeout_seconds=_timeout(request))
+        return await self._generated(request, work, stream=bool(body.stream))
 
     async def _chat(self, request: Request) -> Response:
-        body = await self._body(request, ChatBody)
-        serving = self._serving(body.model)
+        body = await self._border.body(request, ChatBody)
+        serving = self._generating(body.model)
         ask = await ask_chat(body, served=serving.served, make_grammar=serving.make_grammar)
         _log(ask, body.safety_identifier or body.user)
-        return await self._generated(request, ask, ChatAnswer(body, ask, served=serving.served), bool(body.stream))
+        answer = ChatAnswer(body, ask, served=serving.served)
+        work = Work(ask=ask, answer=answer, serving=serving, timeout_seconds=_timeout(request))
+        return await self._generated(request, work, stream=bool(body.stream))
 
-    async def _generated(
-        self,
-        request: Request,
-        ask: Ask,
-        answer: CompletionAnswer | ChatAnswer,
-        stream: bool,
-    ) -> Response:
-        assert self.serving is not None, "checked by _serving"
-        work = _Work(ask=ask, answer=answer, serving=self.serving, timeout_seconds=_timeout(request))
+    async def _generated(self, request: Request, work: Work, *, stream: bool) -> Response:
         if not stream:
             return Json(await while_connected(request.receive, work.whole()))
         events = work.events()
@@ -155,11 +104,18 @@ class Front:
         return EventStream(events, first=first, send_seconds=self.options.send_seconds)
 
     async def _embeddings(self, request: Request) -> Response:
-        await read_body(request, max_bytes=self.options.max_body_bytes, seconds=self.options.body_seconds)
-        raise ApiError("the model makes text, no embeddings", param="model", code="unsupported_model")
+        body = await self._border.body(request, EmbeddingBody)
+        embedding = self._serving(body.model)
+        if not isinstance(embedding, Embedding):
+            raise ApiError("the model makes text, no embeddings", param="model", code="unsupported_model")
+        check_embedding(body, embedding)
+        texts = [await input_ids(embedding.served, text) for text in body.input]
+        _LOG.info("embeddings of %d texts, user %r", len(texts), body.user)
+        waiting = embedding.vectors(texts, timeout_seconds=_timeout(request))
+        return Json(embedding_document(body, texts, await while_connected(request.receive, waiting)))
 
     async def _tokenize(self, request: Request) -> Response:
-        body = await self._body(request, TokenizeBody)
+        body = await self._border.body(request, TokenizeBody)
         served = self._serving(body.model).served
         ids = await tokenized(served, body)
         spelled = [served.tokenizer.spelled(token).decode(errors="replace") for token in ids]
@@ -167,7 +123,7 @@ class Front:
         return Json({"count": len(ids), "max_model_len": served.max_length, "tokens": list(ids), **strings})
 
     async def _detokenize(self, request: Request) -> Response:
-        body = await self._body(request, DetokenizeBody)
+        body = await self._border.body(request, DetokenizeBody)
         served = self._serving(body.model).served
         unknown = next((token for token in body.tokens if not 0 <= token < served.vocab_size), None)
         if unknown is not None:
@@ -184,7 +140,7 @@ class Front:
         return Json(_card(self._serving(name), name))
 
     async def _health(self, _: Request) -> Response:
-        failed = self.serving is not None and not self.serving.bridge.is_alive
+        failed = self.serving is not None and not self.serving.is_alive
         return Json(
             {"status": "the engine has failed" if failed else "ok"},
             status_code=HTTPStatus.SERVICE_UNAVAILABLE if failed else HTTPStatus.OK,
@@ -192,7 +148,7 @@ class Front:
 
     async def _ready(self, _: Request) -> Response:
         serving = self.serving
-        ready = serving is not None and serving.bridge.is_alive and not serving.bridge.draining
+        ready = serving is not None and serving.is_alive and not serving.draining
         status = "ready" if ready else self.phase if serving is None else "not taking requests"
         return Json({"status": status}, status_code=HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
@@ -200,13 +156,20 @@ class Front:
         text = b"" if self.serving is None else self.serving.metrics.text()
         return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
-    async def _body[B: Body](self, request: Request, kind: type[B]) -> B:
-        options = self.options
-        return parse_body(
-            kind, await read_body(request, max_bytes=options.max_body_bytes, seconds=options.body_seconds)
-        )
+    async def _openapi(self, _: Request) -> Response:
+        return Json(openapi_document(() if self.serving is None else self.serving.served.names))
 
-    def _serving(self, model: str | None) -> Serving:
+    def _count(self, path: str, status: int) -> None:
+        if self.serving is not None:
+            self.serving.metrics.answered(path, status=status)
+
+    def _generating(self, model: str) -> Serving:
+        serving = self._serving(model)
+        if isinstance(serving, Embedding):
+            raise ApiError("the model makes embeddings, no text", param="model", code="unsupported_model")
+        return serving
+
+    def _serving(self, model: str | None) -> Serving | Embedding:
         if self.serving is None:
             raise unavailable(f"the model is not ready: {self.phase}")
         names = self.serving.served.names
@@ -218,36 +181,6 @@ class Front:
                 code="model_not_found",
             )
         return self.serving
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Work:
-    """A request on its way to an answer."""
-
-    ask: Ask
-    answer: CompletionAnswer | ChatAnswer
-    serving: Serving
-    timeout_seconds: float | None
-
-    async def whole(self) -> dict[str, Any]:
-        async with generating(self.ask, serving=self.serving, timeout_seconds=self.timeout_seconds) as generation:
-            return await self.answer.whole(generation)
-
-    async def events(self) -> AsyncGenerator[bytes]:
-        """An empty first one once the request is let in, since until then it can be answered by a status."""
-        async with generating(self.ask, serving=self.serving, timeout_seconds=self.timeout_seconds) as generation:
-            yield b""
-            try:
-                async for chunk in self.answer.chunks(generation):
-                    yield event(chunk)
-            except ApiError as error:
-                yield event(error.document())
-                return
-            except Exception:  # noqa: BLE001 — the border: as _answered, but the status is sent already
-                _LOG.exception("a stream failed")
-                yield event(ApiError("the server failed", status=HTTPStatus.INTERNAL_SERVER_ERROR).document())
-                return
-        yield DONE
 
 
 def _timeout(request: Request) -> float | None:
@@ -263,7 +196,7 @@ def _timeout(request: Request) -> float | None:
     return seconds
 
 
-def _card(serving: Serving, name: str) -> dict[str, Any]:
+def _card(serving: Serving | Embedding, name: str) -> dict[str, Any]:
     served = serving.served
     return {
         "id": name,
@@ -281,10 +214,6 @@ def _log(ask: Ask, user: str | None) -> None:
 
 async def _version(_: Request) -> Response:
     return Json({"version": __version__})
-
-
-async def _openapi(_: Request) -> Response:
-    return Json(openapi_document())
 
 
 async def _not_found(request: Request, error: Exception) -> Response:

@@ -21,12 +21,15 @@ class Keys:
     def __len__(self) -> int:
         return len(self._digests)
 
-    def open_to(self, authorization: str) -> bool:
-        """Whether an ``Authorization`` header carries one of the keys. Takes the same time whichever it is."""
+    def matching(self, authorization: str) -> bytes | None:
+        """The digest of the key that an ``Authorization`` header carries, None if it is none of them.
+
+        Takes the same time whichever it is.
+        """
         scheme, _, key = authorization.partition(" ")
         digest = _digest(key.strip())
         hits = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == "bearer" and any(hits)
+        return digest if scheme.lower() == "bearer" and any(hits) else None
 
 
 def read_keys(text: str, *, source: str) -> Keys:

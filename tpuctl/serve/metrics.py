@@ -45,9 +45,11 @@ _TOKENS = tuple(2**power for power in range(18))
 class Metrics:
     """What one server counts."""
 
-    def __init__(self, stats: Callable[[], StatsLike], *, model_name: str) -> None:
+    def __init__(self, stats: Callable[[], StatsLike] | None, *, model_name: str) -> None:
+        """``stats`` are an engine's figures; an encoder has none."""
         self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(stats, model_name))
+        if stats is not None:
+            self._registry.register(_EngineCollector(stats, model_name))
         self._first_tokens: deque[float] = deque(maxlen=_RECENT)
         self._labels = {"model_name": model_name}
         self.first_token = self._histogram(

@@ -8,10 +8,13 @@ from collections.abc import Callable
 from tpuctl.errors import DataError
 from tpuctl.serve.protocol import ApiError, ChatBody, TokenizeBody
 from tpuctl.serve.protocol.completions import Prompt
+from tpuctl.serve.protocol.errors import too_long
 from tpuctl.serve.served import Served
 from tpuctl.text.chat import Chat
 from tpuctl.text.template import Conversation
 
+# Variables of a template that fields of the request, or their meaning, give.
+_OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "reasoning_effort")
 _SHORT_CHARACTERS = 8192
 
 Ids = tuple[int, ...]
@@ -24,7 +27,7 @@ async def prompt_ids(served: Served, prompt: Prompt, *, add_special_tokens: bool
         ApiError: A text of which the model has no row for a token, an id that doesn't exist, or no tokens at all.
     """
     if not isinstance(prompt, str):
-        return _existing(served, prompt)
+        return _existing(served, prompt, param="prompt")
     encode = _with_special(served) if add_special_tokens else _without_special(served)
     ids = await _tokenized(lambda: encode(prompt), characters=len(prompt), param="prompt")
     if ids:
@@ -32,6 +35,22 @@ async def prompt_ids(served: Served, prompt: Prompt, *, add_special_tokens: bool
     # An empty text is answered from the beginning of a document, where the model has a token for that.
     beginning = served.tokenizer.special.bos_id
     return (served.tokenizer.separator_id if beginning is None else beginning,)
+
+
+async def input_ids(served: Served, text: Prompt) -> Ids:
+    """The ids of a text to be embedded.
+
+    Raises:
+        ApiError: As ``prompt_ids`` does, or it is longer than the model takes.
+    """
+    if isinstance(text, str):
+        encode = _with_special(served)
+        ids = await _tokenized(lambda: encode(text), characters=len(text), param="input")
+    else:
+        ids = _existing(served, text, param="input")
+    if len(ids) > served.max_length:
+        raise too_long(len(ids), 0, max_length=served.max_length, param="input")
+    return ids
 
 
 async def chat_ids(served: Served, body: ChatBody) -> Ids:
@@ -42,6 +61,10 @@ async def chat_ids(served: Served, body: ChatBody) -> Ids:
     """
     tools = None if body.tools is None or body.tool_choice == "none" else [tool.for_template() for tool in body.tools]
     variables = dict(body.chat_template_kwargs or {})
+    own = next((name for name in variables if name in _OWN_VARIABLES), None)
+    if own is not None:
+        param = f"chat_template_kwargs.{own}"
+        raise ApiError(f"{param}: the request has a field of its own for it", param=param, code="invalid_value")
     if body.reasoning_effort is not None:
         variables["reasoning_effort"] = body.reasoning_effort
     conversation = Conversation(
@@ -116,9 +139,9 @@ async def _tokenized(encode: Callable[[], Ids], *, characters: int, param: str) 
         raise ApiError(error.message, param=param, code="invalid_value") from error
 
 
-def _existing(served: Served, ids: Ids) -> Ids:
+def _existing(served: Served, ids: Ids, *, param: str) -> Ids:
     for token in ids:
         if token >= served.vocab_size:
             message = f"token id {token} does not exist: the model has {served.vocab_size}"
-            raise ApiError(message, param="prompt", code="invalid_value")
+            raise ApiError(message, param=param, code="invalid_value")
     return ids

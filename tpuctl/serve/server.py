@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ import uvicorn
 
 from tpuctl.errors import UsageError
 from tpuctl.serve.bridge import Bridge, EngineLike
+from tpuctl.serve.connection import BoundedProtocol
+from tpuctl.serve.embedding import EmbedderLike, Embedding
 from tpuctl.serve.generation import MakeGrammar, Serving
 from tpuctl.serve.http import Front
 from tpuctl.serve.metrics import Metrics
@@ -29,6 +32,22 @@ class Loaded:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedEncoder:
+    """An encoder that is ready to be served."""
+
+    embedder: EmbedderLike
+    served: Served
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tls:
+    """PEM files: the certificate, with those that vouch for it, and its key, which has no password."""
+
+    cert: str
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ServerOptions:
     """Where to listen and how much to let in.
 
@@ -38,6 +57,7 @@ class ServerOptions:
         max_in_flight: Sequences that run and wait together; more are answered 429.
         timeout_seconds: A whole answer's time at most.
         drain_seconds: How long answers under way may go on once the server is told to stop.
+        tls: With what HTTPS is spoken; None for plain HTTP.
     """
 
     host: str = "127.0.0.1"
@@ -45,6 +65,7 @@ class ServerOptions:
     max_in_flight: int = 1024
     timeout_seconds: float = 600.0
     drain_seconds: float = 30.0
+    tls: Tls | None = None
 
 
 class Server:
@@ -54,14 +75,19 @@ class Server:
         """Takes the port at once.
 
         Raises:
-            UsageError: The port or the address can't be had.
+            UsageError: The port or the address can't be had, or the certificate can't be used.
         """
         self._front = front
         self._options = options
+        _check_tls(options.tls)
         self._socket = _bound(options)
         self._uvicorn = uvicorn.Server(
             uvicorn.Config(
                 front.app(),
+                http=BoundedProtocol,
+                ws="none",
+                ssl_certfile=None if options.tls is None else options.tls.cert,
+                ssl_keyfile=None if options.tls is None else options.tls.key,
                 log_level="warning",
                 access_log=False,
                 lifespan="off",
@@ -76,32 +102,43 @@ class Server:
         """The port that is listened on."""
         return int(self._socket.getsockname()[1])
 
-    async def run(self, load: Callable[[], Loaded], *, on_ready: Callable[[], None]) -> None:
+    async def run(self, load: Callable[[], Loaded | LoadedEncoder], *, on_ready: Callable[[], None]) -> None:
         """Listen, load the model on another thread, serve it until told to stop (SIGTERM, SIGINT or ``stop``).
 
         Raises:
             TpuctlError: Whatever ``load`` raises; nothing listens any more then.
         """
         listening = asyncio.create_task(self._uvicorn.serve(sockets=[self._socket]))
-        bridge: Bridge | None = None
+        served: Bridge | Embedding | None = None
         try:
             loaded = await asyncio.to_thread(load)
-            bridge = self._serve(loaded)
+            served = self._embed(loaded) if isinstance(loaded, LoadedEncoder) else self._generate(loaded)
             on_ready()
             await asyncio.shield(listening)
         finally:
             self.stop()
             await listening
-            if bridge is not None:
-                await bridge.close()
+            if served is not None:
+                await served.close()
 
     def stop(self) -> None:
         """Take no more connections, let answers under way end, return from ``run``."""
         if self._front.serving is not None:
-            self._front.serving.bridge.draining = True
+            self._front.serving.drain()
         self._uvicorn.should_exit = True
 
-    def _serve(self, loaded: Loaded) -> Bridge:
+    def _embed(self, loaded: LoadedEncoder) -> Embedding:
+        embedding = Embedding(
+            loaded.embedder,
+            served=loaded.served,
+            max_waiting=self._options.max_in_flight,
+            timeout_seconds=self._options.timeout_seconds,
+        )
+        embedding.start()
+        self._front.serving = embedding
+        return embedding
+
+    def _generate(self, loaded: Loaded) -> Bridge:
         bridge = Bridge(loaded.engine, max_in_flight=self._options.max_in_flight)
         bridge.start()
         self._front.serving = Serving(
@@ -112,6 +149,18 @@ class Server:
             make_grammar=loaded.make_grammar,
         )
         return bridge
+
+
+def _check_tls(tls: Tls | None) -> None:
+    if tls is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(tls.cert, tls.key, password="")
+    except OSError as error:
+        raise UsageError(
+            f"no HTTPS with {tls.cert} and {tls.key}: {error.strerror or error}",
+            hint="serve.tls_cert and serve.tls_key are PEM files on the host: a certificate and its own key, unlocked",
+        ) from error
 
 
 def _bound(options: ServerOptions) -> socket.socket:

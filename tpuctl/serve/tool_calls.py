@@ -10,7 +10,7 @@ from typing import Any
 
 from tpuctl.serve.stops import StopCutter
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,14 +32,14 @@ class Call:
 
 def can_read_calls(template_source: str) -> bool:
     """Whether a model with this chat template writes calls in the form that is read here."""
-    return _OPEN in template_source
+    return OPEN in template_source
 
 
 class CallReader:
     """Text in as it comes; text and calls out in their order. What turns out not to be a call is text."""
 
     def __init__(self) -> None:
-        self._outside = StopCutter((_OPEN,))
+        self._outside = StopCutter((OPEN,))
         self._inside: str | None = None
         self._after_call = False
 
@@ -53,7 +53,7 @@ class CallReader:
 
     def finish(self) -> list[str | Call]:
         """What was held back: a call without its end is text."""
-        rest = self._outside.finish() if self._inside is None else _OPEN + self._inside
+        rest = self._outside.finish() if self._inside is None else OPEN + self._inside
         return [rest] if rest and not (self._after_call and rest.isspace()) else []
 
     def _read_outside(self, text: str, found: list[str | Call]) -> str:
@@ -63,20 +63,20 @@ class CallReader:
             found.append(shown)
         if rest is None:
             return ""
-        self._outside = StopCutter((_OPEN,))
+        self._outside = StopCutter((OPEN,))
         self._inside = ""
         return rest
 
     def _read_inside(self, text: str, found: list[str | Call]) -> str:
         assert self._inside is not None, "called inside a call only"
-        body, close, rest = (self._inside + text).partition(_CLOSE)
+        body, close, rest = (self._inside + text).partition(CLOSE)
         if not close:
             self._inside = body
             return ""
         self._inside = None
         call = _parsed(body)
         self._after_call = call is not None
-        found.append(_OPEN + body + _CLOSE if call is None else call)
+        found.append(OPEN + body + CLOSE if call is None else call)
         return rest
 
 

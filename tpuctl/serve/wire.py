@@ -109,6 +109,10 @@ async def read_body(request: Request, *, max_bytes: int, seconds: float) -> byte
     if kind != "application/json":
         message = f"the body must have the content type application/json, got {kind or 'none'}"
         raise ApiError(message, status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE, code="unsupported_media_type")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        message = f"the body must come as it is, not in the encoding {encoding}"
+        raise ApiError(message, status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE, code="unsupported_media_type")
     said = request.headers.get("content-length", "")
     if said.isdecimal() and int(said) > max_bytes:
         raise _too_large(max_bytes)

@@ -3,6 +3,7 @@
 from tpuctl.serve.protocol.body import Body, parse_body
 from tpuctl.serve.protocol.chat import ChatBody, Message
 from tpuctl.serve.protocol.completions import CompletionBody
+from tpuctl.serve.protocol.embeddings import EmbeddingBody
 from tpuctl.serve.protocol.errors import ApiError
 from tpuctl.serve.protocol.tokenize import DetokenizeBody, TokenizeBody
 
@@ -12,6 +13,7 @@ __all__ = [
     "ChatBody",
     "CompletionBody",
     "DetokenizeBody",
+    "EmbeddingBody",
     "Message",
     "TokenizeBody",
     "parse_body",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
 from pydantic_core import ErrorDetails
 
 from tpuctl.serve.protocol.errors import ApiError
@@ -38,12 +38,16 @@ def refused(why: str, *, neutral: tuple[Any, ...] = ()) -> Any:
             return None
         raise ValueError(why)
 
-    return Annotated[None, BeforeValidator(check)]
+    return Annotated[None, BeforeValidator(check), WithJsonSchema({"enum": [None, *neutral]})]
 
 
-def checked(kind: Any, check: Callable[[Any], Any]) -> Any:
-    """The type of a field whose JSON has several forms; ``check`` makes one of them, or raises ``ValueError``."""
-    return Annotated[kind, BeforeValidator(check)]
+def checked(kind: Any, check: Callable[[Any], Any], *, schema: dict[str, Any] | None = None) -> Any:
+    """The type of a field whose JSON has several forms; ``check`` makes one of them, or raises ``ValueError``.
+
+    ``schema`` describes the forms where ``kind`` does not.
+    """
+    described = () if schema is None else (WithJsonSchema(schema),)
+    return Annotated[kind, BeforeValidator(check), *described]
 
 
 def path_of(parts: Iterable[str | int]) -> str:

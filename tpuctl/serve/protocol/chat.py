@@ -18,6 +18,15 @@ Content = str | tuple[dict[str, Any], ...] | None
 _MAX_INT32 = 2**31 - 1
 
 
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
+_CONTENT_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _PART}, {"type": "null"}]}
+
+
 def _content(value: Any) -> Content:
     if value is None or isinstance(value, str):
         return value
@@ -36,7 +45,7 @@ class Message(Body):
     """One message. Which of the roles and their order make sense is up to the model's chat template."""
 
     role: Role
-    content: checked(Content, _content) = None  # type: ignore[valid-type]
+    content: checked(Content, _content, schema=_CONTENT_SCHEMA) = None  # type: ignore[valid-type]
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] | None = None
     tool_call_id: str | None = None
@@ -73,14 +82,14 @@ class ChatBody(SamplingFields):
     )
     response_format: ResponseFormat | None = Field(
         None,
-        description="text, json_object, json_schema; beyond OpenAI regex and grammar (Lark). It binds the answer; "
-        "refused where the tokenizer is no tokenizer.json",
+        description="text, json_object, json_schema; beyond OpenAI regex and grammar (Lark). It binds the answer",
     )
     tools: tuple[Tool, ...] | None = Field(None, max_length=128, description="functions the model may call")
     tool_choice: checked(ToolChoice | None, check_tool_choice) = Field(  # type: ignore[valid-type]
-        None, description="none and auto; required and a named function are refused"
+        None,
+        description="none, auto, required, a named function, allowed_tools; a call that must be is bound to its schema",
     )
-    parallel_tool_calls: bool | None = Field(None, description="false keeps the first call only")
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
         None, description="given to the chat template; refused where it doesn't read it"
     )

@@ -15,17 +15,26 @@ _MAX_INT32 = 2**31 - 1
 
 Prompt = str | tuple[int, ...]
 
+_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": _MAX_INT32}}
 
-def _prompts(value: Any) -> tuple[Prompt, ...]:
-    """All four forms: a text, token ids, a list of texts, a list of lists of token ids."""
+
+def prompts_schema(*, most: int, shortest: int = 0) -> dict[str, Any]:
+    """What ``prompts_of`` takes, as a JSON schema."""
+    text = {"type": "string", "minLength": shortest}
+    several = [{"type": "array", "minItems": 1, "maxItems": most, "items": item} for item in (text, _IDS)]
+    return {"anyOf": [text, _IDS, *several]}
+
+
+def prompts_of(value: Any, *, most: int = MAX_PROMPTS) -> tuple[Prompt, ...]:
+    """All four forms: a text, token ids, a list of texts, a list of lists of token ids; ``ValueError`` of others."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list | tuple) or not value:
         raise ValueError("must be a text, a list of texts, a list of token ids or a list of such lists")
     if _are_ids(value):
         return (tuple(value),)
-    if len(value) > MAX_PROMPTS:
-        raise ValueError(f"at most {MAX_PROMPTS} prompts in a request, got {len(value)}")
+    if len(value) > most:
+        raise ValueError(f"at most {most} texts in a request, got {len(value)}")
     if all(isinstance(item, str) for item in value):
         return tuple(value)
     if all(isinstance(item, list | tuple) and item and _are_ids(item) for item in value):
@@ -40,7 +49,7 @@ def _are_ids(value: Any) -> bool:
 class CompletionBody(SamplingFields):
     """A request to ``/v1/completions``."""
 
-    prompt: checked(tuple[Prompt, ...], _prompts) = Field(  # type: ignore[valid-type]
+    prompt: checked(tuple[Prompt, ...], prompts_of, schema=prompts_schema(most=MAX_PROMPTS)) = Field(  # type: ignore[valid-type]
         description="a text, token ids, or a list of either"
     )
     max_tokens: int | None = Field(

@@ -72,6 +72,26 @@ def overloaded(waiting: int) -> ApiError:
     )
 
 
+def too_fast(rate: float, *, retry_seconds: int) -> ApiError:
+    """More requests of one key in a time than it may make."""
+    return ApiError(
+        f"this key may make {rate:g} requests a second: try again later",
+        status=HTTPStatus.TOO_MANY_REQUESTS,
+        code="rate_limit_exceeded",
+        headers={"Retry-After": str(retry_seconds)},
+    )
+
+
+def too_many_at_once(most: int) -> ApiError:
+    """More requests of one key under way than it may have."""
+    return ApiError(
+        f"this key has {most} requests under way, which is as many as it may: wait for one to end",
+        status=HTTPStatus.TOO_MANY_REQUESTS,
+        code="rate_limit_exceeded",
+        headers={"Retry-After": "1"},
+    )
+
+
 def timed_out(seconds: float) -> ApiError:
     """A request whose time is over before its answer was complete."""
     return ApiError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,8 +13,21 @@ from tpuctl.serve.protocol.body import Body, checked, refused
 
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 1024
+_ID = re.compile(r"[0-9]{1,9}")
 _MAX_SEED = 2**63 - 1
 _MAX_INT32 = 2**31 - 1
+
+
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+_STOPS_SCHEMA = {
+    "anyOf": [_STOP, {"type": "array", "minItems": 1, "maxItems": MAX_STOPS, "items": _STOP}, {"type": "null"}]
+}
+_BIAS_SCHEMA = {
+    "type": ["object", "null"],
+    "maxProperties": MAX_LOGIT_BIAS,
+    "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+}
 
 
 def _stops(value: Any) -> tuple[str, ...] | None:
@@ -35,7 +49,7 @@ def _bias(value: Any) -> dict[int, float] | None:
     if not isinstance(value, Mapping) or len(value) > MAX_LOGIT_BIAS:
         raise ValueError(f"must be an object of at most {MAX_LOGIT_BIAS} token ids with their biases")
     for key, bias in value.items():
-        if not str(key).isdecimal() or int(key) > _MAX_INT32:
+        if not _ID.fullmatch(str(key)):
             raise ValueError(f"{key!r} is not a token id")
         if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
             raise ValueError(f"the bias of token {key} must be a number from -100 to 100, got {bias!r}")
@@ -61,12 +75,12 @@ class SamplingFields(Body):
     seed: int | None = Field(
         None, ge=-_MAX_SEED - 1, le=_MAX_SEED, description="same seed, same request: same text, whatever else runs"
     )
-    stop: checked(tuple[str, ...] | None, _stops) = Field(  # type: ignore[valid-type]
+    stop: checked(tuple[str, ...] | None, _stops, schema=_STOPS_SCHEMA) = Field(  # type: ignore[valid-type]
         None, description="texts that end the answer, not part of it; across token borders too"
     )
     frequency_penalty: float | None = Field(None, ge=-2, le=2, description="off a logit for each time in the output")
     presence_penalty: float | None = Field(None, ge=-2, le=2, description="off a logit once in the output")
-    logit_bias: checked(dict[int, float] | None, _bias) = Field(  # type: ignore[valid-type]
+    logit_bias: checked(dict[int, float] | None, _bias, schema=_BIAS_SCHEMA) = Field(  # type: ignore[valid-type]
         None, description="token id to what is added to its logit, -100 to 100"
     )
     stream: bool | None = Field(None, description="server-sent events as the text is made")

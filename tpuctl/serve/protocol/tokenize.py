@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from tpuctl.serve.protocol.body import Body
 from tpuctl.serve.protocol.chat import Message
@@ -12,6 +12,15 @@ from tpuctl.serve.protocol.chat import Message
 
 class TokenizeBody(Body):
     """A text or a conversation whose token ids are wanted."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": ["prompt"], "properties": {"prompt": {"type": "string"}}},
+                {"required": ["messages"], "properties": {"messages": {"type": "array"}}},
+            ]
+        }
+    )
 
     model: str | None = None
     prompt: str | None = None

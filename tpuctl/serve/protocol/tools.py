@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from tpuctl.serve.protocol.body import Body, refused
-
-ToolChoice = Literal["none", "auto"]
+from tpuctl.serve.protocol.body import Body, path_of
 
 
 class Function(Body):
@@ -18,7 +16,7 @@ class Function(Body):
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: refused("the arguments of calls are not bound to the schema", neutral=(False,)) = None  # type: ignore[valid-type]
+    strict: bool | None = None
 
 
 class Tool(Body):
@@ -29,7 +27,7 @@ class Tool(Body):
 
     def for_template(self) -> dict[str, Any]:
         """The tool as a chat template prints it."""
-        return self.model_dump(exclude_none=True)
+        return self.model_dump(exclude_none=True, exclude={"function": {"strict"}})
 
 
 class CalledFunction(Body):
@@ -56,10 +54,52 @@ class ToolCall(Body):
         return found
 
 
+class FunctionName(Body):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedToolChoice(Body):
+    """The answer is a call of this function."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class AllowedTools(Body):
+    """The functions among the tools that may be called, or must be."""
+
+    mode: Literal["auto", "required"]
+    tools: tuple[NamedToolChoice, ...] = Field(min_length=1)
+
+
+class AllowedToolChoice(Body):
+    """Calls of some of the tools only, which leaves the prompt as it is."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolChoice
+
+
 def check_tool_choice(value: Any) -> ToolChoice | None:
-    """Which call is wanted; ``ValueError`` for one that the answer would have to be bound to."""
-    if value is None or value in ("none", "auto"):
+    """Which call is wanted; ``ValueError`` of what is none of the forms."""
+    if value is None or value in ("none", "auto", "required"):
         return value  # type: ignore[no-any-return]
-    if value == "required" or isinstance(value, dict):
-        raise ValueError("the model can't be made to call a function: only 'none' and 'auto' are served")
-    raise ValueError("must be 'none' or 'auto'")
+    said = value.get("type") if isinstance(value, dict) else None
+    kind = _KINDS.get(said) if isinstance(said, str) else None
+    if kind is None:
+        raise ValueError("must be 'none', 'auto', 'required', a function or allowed_tools")
+    try:
+        return kind.model_validate_json(json.dumps(value))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{path_of(first['loc'])}: {first['msg']}") from None
+
+
+_KINDS: dict[str, type[NamedToolChoice | AllowedToolChoice]] = {
+    "function": NamedToolChoice,
+    "allowed_tools": AllowedToolChoice,
+}
