@@ -18,6 +18,7 @@ from jax import Array, lax
 from jaxtyping import Float, Int
 
 from tpuctl.mesh import Axis
+from tpuctl.modelspec.spec import Activation
 from tpuctl.nn.collectives import gather, scatter
 from tpuctl.nn.grouped import grouped, grouped_back
 from tpuctl.nn.layers import ACTIVATIONS
@@ -53,7 +54,7 @@ class Assigned(NamedTuple):
 
 
 def sorted_outputs(
-    rows: Float[Array, "n d"], weights: ExpertWeights, sizes: Int[Array, " e"], *, activation: str
+    rows: Float[Array, "n d"], weights: ExpertWeights, sizes: Int[Array, " e"], *, activation: Activation
 ) -> Float[Array, "n d"]:
     """Each group of rows through the MLP of its expert. Rows of no group, at the end, come out as anything."""
     gate = grouped(rows, weights.gate, sizes)
@@ -62,7 +63,7 @@ def sorted_outputs(
 
 
 def dealt(
-    rows: Float[Array, "n d"], routes: Routes, weights: ExpertWeights, *, activation: str, axis: Axis
+    rows: Float[Array, "n d"], routes: Routes, weights: ExpertWeights, *, activation: Activation, axis: Axis
 ) -> Float[Array, "n d"]:
     """The mixtures of this device's tokens, from the experts on all devices of ``axis``."""
     everyone, shares = gather(rows, axis, 0), gather(routes.shares, axis, 0)
@@ -90,7 +91,7 @@ class _Chunk(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _mixed(
-    static: tuple[str, int],
+    static: tuple[Activation, int],
     rows: Float[Array, "n d"],
     shares: Float[Array, "n k"],
     weights: ExpertWeights,
@@ -111,13 +112,13 @@ def _forward(static: Any, *arguments: Any) -> tuple[Array, Any]:
     return _mixed(static, *arguments), arguments
 
 
-def _backward(static: tuple[str, int], saved: Any, d_total: Float[Array, "n d"]) -> tuple[Any, ...]:
+def _backward(static: tuple[Activation, int], saved: Any, d_total: Float[Array, "n d"]) -> tuple[Any, ...]:
     rows, shares, weights, assigned = saved
 
     def add(i: Array, grads: Any) -> Any:
         chunk = _chunk(assigned, i, static[1], shares.shape[1])
         _, pull = jax.vjp(
-            lambda *inputs: _weighted(*inputs, chunk, static[0]),
+            lambda rows, shares, weights: _weighted(rows, shares, weights, chunk, static[0]),
             rows[chunk.tokens],
             shares.reshape(-1)[chunk.places],
             weights,
@@ -157,7 +158,7 @@ def _chunk(assigned: Assigned, i: Array, size: int, per_token: int) -> _Chunk:
     return _Chunk(places, places // per_token, jnp.diff(ends, prepend=0), real)
 
 
-def _weighted(rows: Array, shares: Array, weights: ExpertWeights, chunk: _Chunk, activation: str) -> Array:
+def _weighted(rows: Array, shares: Array, weights: ExpertWeights, chunk: _Chunk, activation: Activation) -> Array:
     """What a chunk's rows add to their tokens, f32. What is no row is kept out both ways: it may hold anything."""
     real = chunk.real[:, None]
     out = sorted_outputs(jnp.where(real, rows, 0), weights, chunk.sizes, activation=activation)
