@@ -1,7 +1,5 @@
 """All kernels of attention against a loop over single queries."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,17 +14,8 @@ WINDOW = 11
 
 def attend(q, k, v, *, segment_ids, kernel, window=None, local=True, softcap=None, all_local=False, interpret=False):
     """Attention of one layer of a model; with a ``window``, of a local or of a global layer."""
-    kind = {"kernel": kernel, "window": window, "softcap": softcap, "all_local": all_local, "interpret": interpret}
-    # Local and global layers are one program, as in a model: which of them it is, is data.
-    seen = jnp.int32(window if window and local else NO_WINDOW)
-    return _attend(q, k, v, jnp.asarray(segment_ids), seen, attention.BLOCK, **kind)
-
-
-@functools.partial(jax.jit, static_argnums=5, static_argnames=("kernel", "window", "softcap", "all_local", "interpret"))
-def _attend(q, k, v, segment_ids, seen, block, *, kernel, window, softcap, all_local, interpret):
-    assert block == attention.BLOCK, "the size of a block is no argument of what is compiled"
-    view = LayerView(index=jnp.int32(0), window=seen, softcap=softcap)
-    rows = RowAttention(segment_ids=segment_ids, kernel=kernel, window=window, all_local=all_local)
+    view = LayerView(index=jnp.int32(0), window=jnp.int32(window if window and local else NO_WINDOW), softcap=softcap)
+    rows = RowAttention(segment_ids=jnp.asarray(segment_ids), kernel=kernel, window=window, all_local=all_local)
     scaled = q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype)
     if interpret:
         return splash_attend(scaled, k, v, rows=rows, layer=view, interpret=True)
@@ -87,7 +76,7 @@ def test_attend_of_a_local_layer_equals_the_definition(kernel, window, softcap):
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (WINDOW, None), (40, 0.5)])
 def test_attend_blockwise_gradients_equal_the_reference(window, softcap):
-    q, k, v, segment_ids = make_inputs(length=45)
+    q, k, v, segment_ids = make_inputs(length=73)
     weights = np.random.default_rng(1).standard_normal(q.shape, np.float32)
 
     def gradients(kernel):
@@ -133,7 +122,7 @@ def test_attend_of_padding_is_finite_also_in_bfloat16():
 )
 def test_splash_in_interpret_mode_equals_the_reference(window, local, all_local, softcap, monkeypatch):
     monkeypatch.setattr(splash, "_BLOCK", 128)  # several blocks, some of them outside of the window
-    q, k, v, segment_ids = make_inputs(length=384, heads=2, kv_heads=1, dim=128)
+    q, k, v, segment_ids = make_inputs(length=512, heads=2, kv_heads=1, dim=128)
     weights = np.random.default_rng(1).standard_normal(q.shape, np.float32)
 
     def value_and_gradients(**kind):

@@ -78,8 +78,7 @@ def test_logits_with_an_adapter_are_those_of_peft(name: str) -> None:
         positions=jnp.arange(tokens.shape[1])[None],
         segment_ids=jnp.ones(tokens.shape, jnp.int32),
     )
-    compute = jax.jit(lambda params, rows: bind(model.spec, params, lora=model.lora).logits(rows))
-    logits = compute(joined(adapters, weights), rows)
+    logits = bind(model.spec, joined(adapters, weights), lora=model.lora).logits(rows)
     np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 

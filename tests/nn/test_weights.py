@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from tests.fakes.tensor_files import write_shards, write_tensors
 from tpuctl.errors import WeightsError
 from tpuctl.mesh import create_mesh
 from tpuctl.modelspec import ModelSpec
-from tpuctl.nn.params import ParamTree, init_params, param_shardings
+from tpuctl.nn.params import init_params, param_shardings
 from tpuctl.nn.weights import Loaded, load_params
 from tpuctl.plan.schema import MeshPlan
 
@@ -23,13 +22,9 @@ UNTIED = CONFIG | {"tie_word_embeddings": False}
 
 
 def load(folder: Path | str, *, spec: ModelSpec = SPEC, dtype: Any = np.float32, tensor: int = 2) -> Loaded:
-    return load_params(spec, str(folder), family="llama", shardings=shardings_of(spec, tensor), dtype=dtype)
-
-
-@functools.cache
-def shardings_of(spec: ModelSpec, tensor: int) -> ParamTree:
-    """On eight devices, some of them along ``tensor``."""
-    return param_shardings(spec, create_mesh(MeshPlan(slice=1, data=1, fsdp=8 // tensor, expert=1, tensor=tensor)))
+    mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=8 // tensor, expert=1, tensor=tensor))
+    shardings = param_shardings(spec, mesh)
+    return load_params(spec, str(folder), family="llama", shardings=shardings, dtype=dtype)
 
 
 def test_folder_becomes_the_tree_that_initialisation_makes(tmp_path: Path) -> None:
