@@ -51,13 +51,19 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorFile:
-    """One safetensors file: its tensors by name, and what identifies it."""
+    """One safetensors file: its tensors by name, and what identifies it; ``crc32c`` where its storage keeps one."""
 
     uri: str
     size: int
     generation: str
     header: bytes
     tensors: Mapping[str, Tensor]
+    crc32c: int | None = None
+
+    @property
+    def beginning(self) -> bytes:
+        """The file up to its first tensor."""
+        return len(self.header).to_bytes(_LENGTH_BYTES, "little") + self.header
 
 
 def read_tensor_file(uri: str) -> TensorFile:
@@ -77,7 +83,9 @@ def read_tensor_file(uri: str) -> TensorFile:
         header += storage.read_range(uri, _LENGTH_BYTES + len(header), _LENGTH_BYTES + length)
     tensors = _tensors(uri, _parsed(uri, header), origin=_LENGTH_BYTES + length)
     _check_ranges(uri, list(tensors.values()), origin=_LENGTH_BYTES + length, size=stat.size)
-    return TensorFile(uri=uri, size=stat.size, generation=stat.generation, header=header, tensors=tensors)
+    return TensorFile(
+        uri=uri, size=stat.size, generation=stat.generation, header=header, tensors=tensors, crc32c=stat.crc32c
+    )
 
 
 def lay_out(uri: str, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> TensorFile:

@@ -68,6 +68,32 @@ def test_check_in_json_gives_notes(capsys) -> None:
     assert "chips_per_host = 4" in document["notes"][0]
 
 
+def test_check_tells_how_many_parameters_are_trained(capsys) -> None:
+    assert run(["check", str(ROOT / "recipes" / "lora.toml")]) == 0
+    assert "parameters: 139,399,488\ntrained: 4,884,480\n" in capsys.readouterr().err
+    assert run(["check", SMOKE, "-o", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["parameters"] == document["trained"] > 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more"),
+    [
+        ("lora.toml", ["mesh.tensor=4", "slice.topology=2x2", 'lora.targets=["q_proj"]']),
+        ("serve-quickstart.toml", []),
+        ("infer-generate.toml", ["data.uri=builtin:python-help"]),
+    ],
+)
+def test_check_contacts_no_bucket_and_says_what_it_did_not_look_at(recipe, more, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("TPUCTL_GCS_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setattr("tpuctl.storage._gcs", lambda: pytest.fail("a bucket was opened"))
+    keys = ["model.source=gs://models/mine", *more]
+    assert run(["check", str(ROOT / "recipes" / recipe), *(word for key in keys for word in ("--set", key))]) == 0
+    said = capsys.readouterr().err
+    assert "gs://models/mine was not looked at" in said
+    assert "parameters:" not in said
+
+
 @pytest.mark.parametrize("kind", RECIPES)
 def test_init_writes_a_recipe_that_checks_and_never_overwrites(capsys, tmp_path, kind) -> None:
     path = tmp_path / "new.toml"

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tpuctl.entrypoints import corpus
-from tpuctl.entrypoints.corpus import PYTHON_STDLIB, PYTHON_STDLIB_HELD_OUT, CorpusUris, build, dataset_uris
+from tpuctl.entrypoints.corpus import HELD_OUT, PYTHON_HELP, PYTHON_STDLIB, CorpusUris, build, dataset_uris
+from tpuctl.entrypoints.corpus_help import conversations
 from tpuctl.errors import DataError
 from tpuctl.train.data.columns import Columns
 from tpuctl.train.data.corpus import open_corpus
@@ -107,16 +108,58 @@ def test_dataset_uris_builds_only_what_is_built_in(built: CorpusUris, tmp_path: 
     folder = Path(built.train_uri).parent.parent
     assert dataset_uris("/data", eval_uri="/eval", directory=folder) == CorpusUris(train_uri="/data", eval_uri="/eval")
     assert dataset_uris(PYTHON_STDLIB, eval_uri=None, directory=folder) == built
-    assert dataset_uris(PYTHON_STDLIB, eval_uri=PYTHON_STDLIB_HELD_OUT, directory=folder) == built
+    assert dataset_uris(PYTHON_STDLIB, eval_uri=PYTHON_STDLIB + HELD_OUT, directory=folder) == built
     own = dataset_uris(PYTHON_STDLIB, eval_uri="/eval", directory=folder)
     assert own == CorpusUris(train_uri=built.train_uri, eval_uri="/eval")
     with pytest.raises(DataError, match="no built-in dataset 'builtin:wikipedia'"):
         dataset_uris("builtin:wikipedia", eval_uri=None, directory=str(tmp_path))
 
 
+def test_conversations_ask_for_what_is_public_and_documented_and_give_each_answer_once() -> None:
+    text = '''
+def shown(path, *, deep=False):
+    """Walk the tree at path, deeply where it is asked for."""
+
+def _hidden():
+    """Nobody asks for what is not public, however long."""
+
+class Tree:
+    """A tree of paths, the root of which is no path itself."""
+
+    def grow(self):
+        """Too short to tell."""
+
+    async def walk(self, path):
+        """Walk the tree at path, deeply where it is asked for."""
+
+    def cut(self, depth: int = 3):
+        """Take off all that lies deeper than that.
+
+        Leaves the root."""
+'''
+    found = list(conversations({"a/__init__.py": text, "_a.py": text, "topic.txt": "no source"}))
+    assert [item.name for item in found] == ["a.shown", "a.Tree", "a.Tree.cut"]
+    assert found[0].question == "What does a.shown(path, *, deep=False) of Python's standard library do?"
+    assert found[1].question == "What is the class a.Tree of Python's standard library?"
+    assert found[2].answer == "Take off all that lies deeper than that.\n\nLeaves the root."
+
+
+def test_build_of_conversations_holds_out_answers_of_its_own(tmp_path: Path) -> None:
+    uris = dataset_uris(PYTHON_HELP, eval_uri=PYTHON_HELP + HELD_OUT, directory=str(tmp_path))
+    train, held_out = (pq.read_table(uri).to_pylist() for uri in (uris.train_uri, uris.eval_uri))
+    assert len(train) > 3000
+    assert len(held_out) > 30
+    for row in train:
+        question, answer = row["messages"]
+        assert (question["role"], answer["role"]) == ("user", "assistant")
+        assert question["content"] == row["prompt"]
+    modules = [{row["name"].split(".")[0] for row in rows if row["name"].count(".") == 1} for rows in (train, held_out)]
+    assert not modules[0] & modules[1]
+
+
 def _documents_while_another_builds(directory: Path) -> list[tuple[str, str]]:
     version = ".".join(map(str, sys.version_info[:3]))
-    winner = directory / f"python-stdlib-{version}-{corpus._FORMAT}"
+    winner = directory / f"python-stdlib-{version}-{corpus._FORMATS[PYTHON_STDLIB]}"
     winner.mkdir()
     (winner / "train.parquet").write_text("the winner's")
     return [(f"{number}.py", f"{number} " * 10_000) for number in range(200)]

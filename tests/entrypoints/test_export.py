@@ -214,7 +214,7 @@ def test_checkpoint_that_is_not_there_is_refused_with_those_that_are(trained: di
         exported_checkpoint(plan, tell=print),
     ):
         raise AssertionError("nothing was exported")
-    assert caught.value.hint == "there are 0"
+    assert str(caught.value.hint).startswith("there are 0")  # and what the tests before have saved
 
 
 def test_checkpoint_of_no_run_is_refused_in_the_recipe(trained: dict[str, Any], tmp_path: Path) -> None:

@@ -83,9 +83,12 @@ def test_merged_model_has_the_logits_of_the_adapters(trained: Path, tmp_path: Pa
     assert np.abs(logits_of(split_adapters(params)[1], None) - with_adapters).max() > 1e-2
 
 
-def test_run_started_from_an_exported_adapter_has_it_bit_for_bit(trained: Path, tmp_path: Path) -> None:
+def test_run_started_from_an_exported_adapter_has_it_bit_for_bit(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "adapter"
     assert run(["export", str(trained / "run"), str(out), "--format", "peft", "--quiet"]) == 0
+    assert capsys.readouterr() == (f"{out}\n", "")
     config = json.loads((out / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (4, 8, str(trained / "model"))
     plan = lora_plan(trained / "model", tmp_path / "run", adapter=str(out))

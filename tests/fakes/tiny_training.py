@@ -98,6 +98,7 @@ def make_plan(
             env={},
             secrets={},
             pip=(),
+            compile_cache=None,
             max_failures=0,
             timeout_seconds=None,
             start_timeout_seconds=60.0,

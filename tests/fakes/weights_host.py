@@ -71,8 +71,10 @@ def own_elements(params: Any) -> tuple[int, int]:
     return needed, held
 
 
-def start(options: dict[str, Any], *, processes: int, devices: int) -> list[subprocess.Popen[str]]:
-    """The processes, each with so many virtual CPU devices."""
+def start(
+    options: dict[str, Any], *, processes: int, devices: int, stderr: bool = False
+) -> list[subprocess.Popen[str]]:
+    """The processes, each with so many virtual CPU devices; with ``stderr`` what they say there is kept."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
@@ -89,6 +91,7 @@ def start(options: dict[str, Any], *, processes: int, devices: int) -> list[subp
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if stderr else None,
             text=True,
         )
         for one in asked

@@ -7,6 +7,8 @@ import jax
 import numpy as np
 import pytest
 
+from tests.conftest import BUCKET
+from tests.fakes.gcs_process import GcsService
 from tests.fakes.model_folders import CONFIG, SPEC, llama_tensors, write_model
 from tests.fakes.tensor_files import write_shards, write_tensors
 from tpuctl.errors import WeightsError
@@ -19,7 +21,7 @@ from tpuctl.plan.schema import MeshPlan
 UNTIED = CONFIG | {"tie_word_embeddings": False}
 
 
-def load(folder: Path, *, spec: ModelSpec = SPEC, dtype: Any = np.float32, tensor: int = 2) -> Loaded:
+def load(folder: Path | str, *, spec: ModelSpec = SPEC, dtype: Any = np.float32, tensor: int = 2) -> Loaded:
     mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=8 // tensor, tensor=tensor))
     shardings = param_shardings(spec, mesh)
     return load_params(spec, str(folder), family="llama", shardings=shardings, dtype=dtype)
@@ -42,6 +44,21 @@ def test_folder_becomes_the_tree_that_initialisation_makes(tmp_path: Path) -> No
         np.testing.assert_array_equal(layers["mlp"]["down"][layer], tensors[f"{prefix}mlp.down_proj.weight"])
     np.testing.assert_array_equal(loaded.params["embedding"], tensors["model.embed_tokens.weight"])
     assert loaded.bytes_read == sum(values.nbytes for values in tensors.values())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_damaged_byte_of_weights_in_a_bucket_is_noticed(gcs: GcsService, tmp_path: Path, dtype: Any) -> None:
+    tensors = write_model(tmp_path, dtype=dtype)
+    for path in tmp_path.iterdir():
+        gcs.buckets.put(BUCKET, f"model/{path.name}", path.read_bytes(), query={}, metadata={})
+    folder = f"gs://{BUCKET}/model"
+    assert load(folder).bytes_read == sum(values.nbytes for values in tensors.values())
+    for skip in (1, 5, 11):  # after the header
+        gcs.serve_well()
+        fault = gcs.fail(op="read", name=r"\.safetensors$", skip=skip, corrupt=True)
+        with pytest.raises(WeightsError, match=r"model\.safetensors: its bytes arrived damaged"):
+            load(folder)
+        assert fault.hits == 1
 
 
 @pytest.mark.parametrize("tensor", [1, 4])

@@ -48,3 +48,15 @@ def test_two_hosts_hold_what_one_does_and_share_the_reading_of_a_bucket(model: d
     for host in hosts:
         assert host["bytes_read"] <= 1.05 * 2 * host["needed_elements"], "its devices need a strip of every row"
         assert host["bytes_read"] < 0.55 * model["bytes"]
+
+
+@pytest.mark.slow
+def test_two_hosts_notice_a_damaged_byte_that_one_of_them_was_sent(model: dict[str, Any], gcs: Emulator) -> None:
+    for path in model["folder"].iterdir():
+        open_storage(BUCKET).put_file(path, f"{BUCKET}/{path.name}")
+    # Both read the header first, and one of them a piece of the embedding twelve reads later.
+    fault = gcs.fail(op="read", name=r"\.safetensors$", skip=12, corrupt=True)
+    started = start({"folder": BUCKET} | OPTIONS, processes=2, devices=4, stderr=True)
+    said = [process.communicate(timeout=600)[1] for process in started]
+    assert fault.hits == 1
+    assert all("model.safetensors: its bytes arrived damaged" in text for text in said), said

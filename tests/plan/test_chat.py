@@ -39,6 +39,11 @@ def test_plan_chat_of_a_pair_of_columns_reads_no_messages(make_plan) -> None:
     assert (chat.messages_column, chat.prompt_column, chat.answer_column) == (None, "q", "a")
 
 
+def test_plan_chat_of_built_in_conversations_has_their_held_out_part(make_plan) -> None:
+    data = make_plan(*CHAT, "data.uri=builtin:python-help", "data.eval_uri=unset").data
+    assert (data.uri, data.eval_uri) == ("builtin:python-help", "builtin:python-help/held-out")
+
+
 def test_plan_chat_with_a_template_of_its_own_makes_its_path_absolute(make_plan) -> None:
     chat = make_plan("data.format=chat", "data.chat_template=t.jinja").data.chat
     assert chat.template == "/work/t.jinja"
@@ -64,6 +69,7 @@ def test_plan_chat_with_a_template_of_its_own_makes_its_path_absolute(make_plan)
             "in one column or in a pair",
         ),
         ([*CHAT, "data.uri=builtin:python-stdlib", "data.eval_uri=unset"], "data.format", "holds no conversations"),
+        (["data.uri=builtin:python-help", "data.eval_uri=unset"], "data.format", "holds conversations"),
     ],
 )
 def test_plan_chat_that_can_not_be_says_which_key(make_plan, overrides, key, message) -> None:

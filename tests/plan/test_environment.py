@@ -80,3 +80,11 @@ def test_masked_plan_holds_no_secret_value_anywhere(make_plan) -> None:
 def test_plan_job_with_a_variable_that_can_not_be_refuses_it(make_plan, overrides, message) -> None:
     with pytest.raises(RecipeError, match=message):
         make_plan(*overrides, environ=ENVIRON)
+
+
+def test_plan_job_places_the_cache_of_compiled_programs_and_leaves_it_open_where_none_is_named(make_plan) -> None:
+    assert make_plan().job.compile_cache is None
+    assert make_plan("job.compile_cache=compiled").job.compile_cache == "/work/compiled"
+    assert make_plan("job.compile_cache=gs://bucket/compiled/").job.compile_cache == "gs://bucket/compiled"
+    with pytest.raises(RecipeError, match="names no bucket"):
+        make_plan("job.compile_cache=gs://")

@@ -10,8 +10,11 @@ import pytest
 
 from tests.fakes.tiny_training import make_plan, make_slice
 from tpuctl.modelspec import ExpertSpec, ModelSpec
+from tpuctl.modelspec.adapters import TARGETS
+from tpuctl.plan.budget import Workload, estimate
 from tpuctl.plan.compile import Compiled, CompileError, compile_plan
 from tpuctl.plan.schema import Plan
+from tpuctl.plan.weights_schema import LoraPlan, WeightsPlan
 
 pytestmark = [
     pytest.mark.tpu_aot,
@@ -182,6 +185,26 @@ def test_train_step_for_two_v4_slices_with_microbatches():
     # Over slices only shards are summed, a fourth of each weight, in f32 as accumulated.
     assert compiled.collectives["all-reduce"].largest_bytes <= 4 * SPEC.hidden_size * SPEC.vocab_size / 4
     assert compiled.matmul_flops == pytest.approx(hand_counted_flops(), rel=0.01)
+
+
+def test_train_step_of_adapters_holds_frozen_weights_in_bfloat16_and_moments_of_adapters_only():
+    lora = LoraPlan(rank=16, alpha=32.0, targets=tuple(TARGETS), dropout=0.0, adapter=None)
+    whole = plan_for("v6e", "2x2", {"fsdp": 4}, hosts=1)
+    weights = WeightsPlan(uri="/nowhere", family="llama")
+    plan = replace(whole, lora=lora, weights=weights)
+    compiled = compile_plan(plan)
+    show("v6e 2x2, fsdp 4, adapters of rank 16", compiled)
+    work = Workload(model=SPEC, mesh=plan.mesh, train=plan.train, hbm_bytes=32 << 30, lora=lora)
+    adapters, budget = work.adapter_parameters, estimate(work, plan.train.remat)
+    # Weights once, in bf16, a fourth on each device; the adapters whole, in f32 and with two moments.
+    state = 2 * parameters() // 4 + 12 * adapters
+    assert state <= compiled.hbm.argument <= 1.05 * state
+    assert compiled.hbm.alias >= 0.99 * compiled.hbm.output
+    assert budget.trained == adapters
+    assert budget.state_bytes == pytest.approx(compiled.hbm.argument, rel=0.05)
+    # Nothing of a frozen weight's gradient: none is made, and none sent.
+    assert "reduce-scatter" not in compiled.collectives
+    assert compiled.hbm.peak < budget.needed_bytes
 
 
 def test_compile_plan_that_does_not_fit_the_slice_says_why():

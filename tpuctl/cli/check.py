@@ -2,18 +2,54 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from tpuctl.cli import console
 from tpuctl.cli.options import Output, OutputOption, RecipeArgument, SetOption
+
+if TYPE_CHECKING:
+    from tpuctl.plan.schema import Plan
 
 
 def check(recipe: RecipeArgument, set_: SetOption = None, output: OutputOption = Output.text) -> None:
     """Check a recipe without contacting anything. Exit code 2 and all errors if something is wrong."""
-    from tpuctl.cli.plan import resolve_recipe
+    from tpuctl.cli.plan import resolve_here
+    from tpuctl.recipe.load import load_recipe
 
-    notes = resolve_recipe(recipe, set_ or ()).notes
+    plan = resolve_here(load_recipe(recipe, overrides=set_ or ()), buckets=False)
+    unseen = _unseen(plan)
+    learned = {} if unseen else _learned(plan)
+    notes = [*plan.notes, *unseen]
     if output is Output.json:
-        console.print_json({"schema": "tpuctl.check/1", "recipe": str(recipe), "ok": True, "notes": list(notes)})
+        found: dict[str, Any] = {"schema": "tpuctl.check/1", "recipe": str(recipe), "ok": True, "notes": notes}
+        console.print_json(found | learned)
         return
     for note in notes:
         console.say(f"note: {note}")
+    for name, count in learned.items():
+        console.say(f"{name}: {count:,}")
     console.out(f"{recipe}: ok")
+
+
+def _unseen(plan: Plan) -> list[str]:
+    """A note for a model folder that was not looked at, since it is in a bucket."""
+    from tpuctl.plan.schema import InferencePlan, ServingPlan, TrainingPlan
+    from tpuctl.storage import is_gcs
+
+    if isinstance(plan, TrainingPlan | ServingPlan):
+        uri = plan.weights.uri if plan.weights else ""
+        uri = plan.checkpoint.run if isinstance(plan, ServingPlan) and plan.checkpoint else uri
+    else:
+        uri = plan.model.uri if isinstance(plan, InferencePlan) and plan.model else ""
+    if not is_gcs(uri):
+        return []
+    return [f"{uri} was not looked at; `tpuctl plan` holds the recipe against its model: sizes, tokenizer, memory"]
+
+
+def _learned(plan: Plan) -> dict[str, int]:
+    """How many parameters a training run has, and how many of them it trains."""
+    from tpuctl.plan.schema import TrainingPlan
+
+    if not isinstance(plan, TrainingPlan):
+        return {}
+    return {"parameters": plan.budget.parameters, "trained": plan.budget.trained}

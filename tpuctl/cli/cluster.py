@@ -48,7 +48,7 @@ def up(
     from tpuctl.topology import resolve_slice
 
     resolution = resolve_slice(accelerator, topology or _default_topology(accelerator))
-    for note in resolution.notes:
+    for note in () if quiet else resolution.notes:
         console.say(f"note: {note}")
     shape = SimulatedShape.from_slice(resolution.shape, slices=slices)
     cluster = simulated.up(shape, name=name, size=NodeSize(cpus=cpus))

@@ -77,6 +77,8 @@ def export(
         console.print_json({"schema": "tpuctl.export/1", "format": format_.value, **exported})
         return
     console.out(exported["folder"])
+    if quiet:
+        return
     size = f"{exported['num_bytes'] / 1e9:.2f} GB"
     files = console.counted(len(exported["files"]), "file")
     what = f"{console.counted(exported['tensors'], 'tensor')}, {size} of {exported['dtype']} in {files}"

@@ -56,10 +56,10 @@ def _find(source: str) -> _Found:
     """The model of that name or at that place.
 
     Raises:
-        UsageError: neither a preset nor a place that holds a model.
-        WeightsError: a folder whose files do not add up.
+        UsageError: neither a preset nor a place that holds a model, or a folder whose files do not add up.
     """
     from tpuctl.builtin_models import BUILTIN_DECODERS
+    from tpuctl.errors import UsageError, WeightsError
     from tpuctl.modelspec import PRESETS
 
     if source in BUILTIN_DECODERS:
@@ -67,7 +67,11 @@ def _find(source: str) -> _Found:
     if source in PRESETS:
         return _Found(kind="preset", place=source, spec=PRESETS[source])
     found = place(source)
-    return _run(found) or _folder(found, asked=source)
+    try:
+        return _run(found) or _folder(found, asked=source)
+    except WeightsError as error:
+        # What is wrong is what was named, not a job.
+        raise UsageError(error.message, hint=error.hint) from error
 
 
 def _run(where: str) -> _Found | None:

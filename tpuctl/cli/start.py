@@ -114,9 +114,14 @@ def start(asked: Asked) -> ExitCode:
 
 
 def command_line(asked: Asked, *more: str) -> str:
-    """The command that asks for the same again, with ``more`` overrides; no secret is in it."""
+    """The command that asks for the same again, with ``more`` overrides in place of those of the same keys.
+
+    No secret is in it.
+    """
     where = [] if asked.cluster is None else ["--cluster", asked.cluster]
-    sets = [word for override in (*asked.overrides, *more) for word in ("--set", _printable(override))]
+    renewed = {_key(override) for override in more}
+    overrides = [*(override for override in asked.overrides if _key(override) not in renewed), *more]
+    sets = [word for override in overrides for word in ("--set", _printable(override))]
     return shlex.join(["tpuctl", asked.verb, str(asked.recipe), *sets, *where])
 
 
@@ -139,6 +144,10 @@ def _further(asked: Asked, plan: Plan) -> str | None:
     from tpuctl.plan.schema import TrainingPlan
 
     return command_line(asked, f"train.steps={2 * plan.train.steps}") if isinstance(plan, TrainingPlan) else None
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].strip()
 
 
 def _printable(override: str) -> str:

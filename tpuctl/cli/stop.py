@@ -33,7 +33,7 @@ def stop(
         asked = jobs.stop(job)
         info = jobs.info(job)
         if asked and wait:
-            info = _wait(jobs, info)
+            info = _wait(jobs, info, quiet=quiet)
     if quiet:
         console.out(info.submission_id)
     elif output is Output.json:
@@ -43,10 +43,10 @@ def stop(
         console.out(_words(info, asked=asked))
 
 
-def _wait(jobs: Jobs, info: JobInfo) -> JobInfo:
+def _wait(jobs: Jobs, info: JobInfo, *, quiet: bool) -> JobInfo:
     grace = float(info.metadata.get("tpuctl_stop_grace_seconds", 0))
     until = time.monotonic() + grace + _MARGIN_SECONDS
-    if not info.status.terminal:
+    if not (info.status.terminal or quiet):
         console.say(f"stopping job {info.submission_id}; it has {grace:.0f} s to save its state")
     while not info.status.terminal:
         if time.monotonic() >= until:

@@ -1,7 +1,8 @@
-"""``builtin:python-stdlib``: real text that every machine has, as a parquet dataset.
+"""The built-in datasets: real text that every machine has, as parquet.
 
-The sources of the standard library of the Python that runs this, and the prose of its ``help()`` topics. As a
-command: ``python -m tpuctl.entrypoints.corpus FOLDER``. Imports no ray and no jax.
+``builtin:python-stdlib`` is the sources of the standard library of the Python that runs this, and the prose of its
+``help()`` topics; ``builtin:python-help`` is conversations made of what is documented there. As a command:
+``python -m tpuctl.entrypoints.corpus FOLDER``. Imports no ray and no jax.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tpuctl.entrypoints.corpus_help import conversations
 from tpuctl.errors import DataError
 from tpuctl.storage import is_gcs, join, open_storage
 
 PYTHON_STDLIB = "builtin:python-stdlib"
-# What a plan calls the held-out part of it.
-PYTHON_STDLIB_HELD_OUT = f"{PYTHON_STDLIB}/held-out"
+PYTHON_HELP = "builtin:python-help"
+# What a plan calls the held-out part of one.
+HELD_OUT = "/held-out"
 
-# Raise this when the same interpreter would give other rows.
-_FORMAT = 2
+# Raise one when the same interpreter would give other rows.
+_FORMATS = {PYTHON_STDLIB: 2, PYTHON_HELP: 1}
 
 # Tests repeat what they test; the code tables in ``encodings`` are near copies of one another, so that some would be
 # learned from the training text and found again in the held-out one.
@@ -67,18 +70,14 @@ def dataset_uris(uri: str, *, eval_uri: str | None, directory: str) -> CorpusUri
     """
     if not uri.startswith("builtin:"):
         return CorpusUris(train_uri=uri, eval_uri=eval_uri)
-    if uri != PYTHON_STDLIB:
-        raise DataError(f"no built-in dataset {uri!r}", hint=f"there is {PYTHON_STDLIB}")
-    built = build(directory)
-    return (
-        built
-        if eval_uri in (None, PYTHON_STDLIB_HELD_OUT)
-        else CorpusUris(train_uri=built.train_uri, eval_uri=eval_uri)
-    )
+    if uri not in _FORMATS:
+        raise DataError(f"no built-in dataset {uri!r}", hint=f"there is {', '.join(_FORMATS)}")
+    built = build(directory, uri=uri)
+    return built if eval_uri in (None, uri + HELD_OUT) else CorpusUris(train_uri=built.train_uri, eval_uri=eval_uri)
 
 
-def build(directory: str | Path) -> CorpusUris:
-    """Write the dataset into a folder of its own below ``directory``, whole or not at all; one that is there is used.
+def build(directory: str | Path, *, uri: str = PYTHON_STDLIB) -> CorpusUris:
+    """Write a dataset into a folder of its own below ``directory``, whole or not at all; one that is there is used.
 
     The folder is named for the interpreter, so that another Python makes another dataset.
 
@@ -86,37 +85,39 @@ def build(directory: str | Path) -> CorpusUris:
         DataError: this interpreter comes without its sources.
     """
     version = ".".join(map(str, sys.version_info[:3]))
-    name = f"python-stdlib-{version}-{_FORMAT}"
+    name = f"{uri.removeprefix('builtin:')}-{version}-{_FORMATS[uri]}"
     if is_gcs(str(directory)):
-        return _build_in_bucket(join(str(directory), name))
+        return _build_in_bucket(join(str(directory), name), uri=uri)
     folder = Path(directory).absolute() / name
     if not folder.is_dir():
-        _write(folder)
+        _write(folder, uri=uri)
     return CorpusUris(train_uri=str(folder / _TRAIN), eval_uri=str(folder / _HELD_OUT))
 
 
 def main() -> None:
-    """Build the dataset and print the two paths to put into a recipe."""
+    """Build a dataset and print the two paths to put into a recipe."""
     parser = argparse.ArgumentParser(description="Write the Python standard library's text as a parquet dataset.")
     parser.add_argument("folder", type=Path, help="where to put it")
-    uris = build(parser.parse_args().folder)
+    parser.add_argument("--uri", choices=sorted(_FORMATS), default=PYTHON_STDLIB, help="which of the built-in ones")
+    asked = parser.parse_args()
+    uris = build(asked.folder, uri=asked.uri)
     print(f'[data]\nuri = "{uris.train_uri}"\neval_uri = "{uris.eval_uri}"')
 
 
-def _build_in_bucket(folder: str) -> CorpusUris:
+def _build_in_bucket(folder: str, *, uri: str) -> CorpusUris:
     uris = CorpusUris(train_uri=join(folder, _TRAIN), eval_uri=join(folder, _HELD_OUT))
     storage = open_storage(folder)
     if not storage.exists(uris.train_uri):
         with tempfile.TemporaryDirectory(prefix="tpuctl-corpus-") as scratch:
             local = Path(scratch) / "built"
-            _write(local)
+            _write(local, uri=uri)
             # The one that is looked for goes last. Two who do this at once write the same bytes.
             storage.put_file(local / _HELD_OUT, join(folder, _HELD_OUT))
             storage.put_file(local / _TRAIN, uris.train_uri)
     return uris
 
 
-def _write(folder: Path) -> None:
+def _write(folder: Path, *, uri: str) -> None:
     documents = dict(_documents(Path(sysconfig.get_path("stdlib"))))
     held_out = {path: text for path, text in documents.items() if _is_held_out(path)}
     training = {path: text for path, text in documents.items() if path not in held_out}
@@ -128,9 +129,15 @@ def _write(folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     partial.chmod(0o755)
-    sections = [(path, section) for path, text in training.items() for section in _sections(text)]
-    _write_parquet(partial / _TRAIN, sorted(sections, key=lambda item: _digest(item[1])))
-    _write_parquet(partial / _HELD_OUT, list(held_out.items()))
+    if uri == PYTHON_HELP:
+        tables = _conversation_table(training), _conversation_table(held_out)
+    else:
+        sections = [(path, section) for path, text in training.items() for section in _sections(text)]
+        tables = _text_table(sorted(sections, key=lambda item: _digest(item[1]))), _text_table(list(held_out.items()))
+    for name, table in zip((_TRAIN, _HELD_OUT), tables, strict=True):
+        pq.write_table(
+            table, partial / name, row_group_size=_ROWS_PER_GROUP, compression="zstd", write_page_checksum=True
+        )
     _publish(partial, folder)
 
 
@@ -196,9 +203,19 @@ def _sections(text: str) -> Iterator[str]:
     yield "".join(section)
 
 
-def _write_parquet(path: Path, documents: list[tuple[str, str]]) -> None:
-    table = pa.table({"path": [path for path, _ in documents], "text": [text for _, text in documents]})
-    pq.write_table(table, path, row_group_size=_ROWS_PER_GROUP, compression="zstd", write_page_checksum=True)
+def _text_table(documents: list[tuple[str, str]]) -> pa.Table:
+    return pa.table({"path": [path for path, _ in documents], "text": [text for _, text in documents]})
+
+
+def _conversation_table(documents: dict[str, str]) -> pa.Table:
+    """A row for each conversation: its question alone, for who wants another answer, and all its messages."""
+    found = sorted(conversations(documents), key=lambda item: _digest(item.answer))
+    messages = [
+        [{"role": "user", "content": item.question}, {"role": "assistant", "content": item.answer}] for item in found
+    ]
+    return pa.table(
+        {"name": [item.name for item in found], "prompt": [item.question for item in found], "messages": messages}
+    )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from tpuctl.entrypoints.emit import emit
+from tpuctl.entrypoints.emit import emit, tell_note
 from tpuctl.entrypoints.stopping import StopWatch
 from tpuctl.errors import JobFailedError
 from tpuctl.plan.schema import CustomPlan, plan_from_json
@@ -35,6 +35,9 @@ def custom_host(config: dict[str, Any]) -> bool:
     assert isinstance(plan, CustomPlan), "the driver of a custom job sends one"
     os.environ.update(plan.job.env | plan.job.secrets)
     os.environ["TPUCTL_RUN_DIRECTORY"] = plan.run.directory
+    if plan.job.compile_cache is not None:
+        # A command has a JAX of its own.
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = plan.job.compile_cache
     _watch = StopWatch(config["job"])
     try:
         if plan.work.function is not None:
@@ -76,10 +79,12 @@ def _call(reference: str, plan: CustomPlan) -> None:
     # Not at the top of this file: the driver imports it too, and must not touch the chips.
     import jax
 
+    from tpuctl.entrypoints.programs import keep_programs
     from tpuctl.train.devices import verify_devices
 
     simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
     verify_devices(plan, simulated=simulated)
+    keep_programs(plan, tell=tell_note)
     emit(
         "host",
         host=jax.process_index(),

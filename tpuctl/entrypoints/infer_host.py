@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from tpuctl.builtin_models.fetch import model_folder
+from tpuctl.entrypoints.emit import tell_note
 from tpuctl.errors import ClusterError
 from tpuctl.infer.output import Output
 from tpuctl.infer.parts import Part
@@ -49,17 +50,23 @@ class InferHost:
         simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
         _keep_to_own_chips(plan.slice, simulated=simulated)
         # Not at the top: the driver imports this file too, and must not touch the chips.
+        from tpuctl.entrypoints.programs import keep_programs
         from tpuctl.infer.tasks import task_of
 
         facts = _facts(plan.slice, host=self._host, simulated=simulated)
+        keep_programs(plan, tell=tell_note)
         model = None if plan.model is None else model_folder(plan.model.uri)
-        task = task_of(plan.task, rows.schema, model=model)
+        task = task_of(plan.task, rows.schema, model=model, replica=plan.replica)
         self._replica = Replica(rows, self._output, task, bad_rows=plan.output.bad_rows)
         return facts
 
     def do(self, part: Part) -> Done:
         """Do a part; see ``Replica``."""
         return self._replica.do(part)
+
+    def underway(self) -> int:
+        """Rows that are done of parts that aren't."""
+        return self._replica.underway
 
 
 def _keep_to_own_chips(plan: SlicePlan, *, simulated: bool) -> None:

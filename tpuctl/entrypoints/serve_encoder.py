@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import jax
 import numpy as np
 
 from tpuctl.builtin_models.fetch import model_folder
+from tpuctl.entrypoints.programs import keep_programs
 from tpuctl.errors import JobFailedError
 from tpuctl.model_folder import read_config
 from tpuctl.modelspec.encoder import EncoderSpec
@@ -16,7 +16,6 @@ from tpuctl.nn.embedder import Embedder, EmbedderOptions
 from tpuctl.plan.schema import EmbeddingPlan
 from tpuctl.serve.served import Served
 from tpuctl.serve.server import LoadedEncoder
-from tpuctl.storage import join
 from tpuctl.text.place import TokenizerRef
 from tpuctl.train.devices import verify_devices
 
@@ -33,7 +32,7 @@ def load_served_encoder(plan: EmbeddingPlan, *, simulated: bool, tell: Tell) -> 
         JobFailedError: Its vectors are no numbers.
     """
     verify_devices(plan, simulated=simulated)
-    jax.config.update("jax_compilation_cache_dir", join(plan.run.directory, "compiled"))
+    keep_programs(plan, tell=lambda text: tell("programs", detail=text))
     encoder = plan.encoder
     folder = model_folder(encoder.uri, tell=tell)
     spec = EncoderSpec.of_config(read_config(folder))

@@ -21,6 +21,7 @@ from tpuctl.engine.engine import Engine, create_engine
 from tpuctl.engine.options import EngineOptions, buckets
 from tpuctl.engine.request import Request, SamplingParams
 from tpuctl.engine.runner import RunnerOptions
+from tpuctl.entrypoints.programs import keep_programs
 from tpuctl.entrypoints.serve_checkpoint import exported_checkpoint
 from tpuctl.errors import DataError, JobFailedError
 from tpuctl.mesh import create_mesh
@@ -33,7 +34,6 @@ from tpuctl.serve.generation import MakeGrammar
 from tpuctl.serve.grammars import grammar_maker
 from tpuctl.serve.served import Served
 from tpuctl.serve.server import Loaded
-from tpuctl.storage import join
 from tpuctl.text import TOKENIZER_FILE, Tokenizer
 from tpuctl.text.chat import Chat, load_chat
 from tpuctl.text.place import TokenizerRef
@@ -63,7 +63,7 @@ def load_model(plan: ServingPlan, *, simulated: bool, tell: Tell) -> Loaded:
 
 
 def _loaded(plan: ServingPlan, *, tell: Tell) -> Loaded:
-    _keep_programs(plan)
+    keep_programs(plan, tell=lambda text: tell("programs", detail=text))
     mesh = create_mesh(plan.mesh)
     tokenizer, chat, make_grammar = _text(plan)
     params = _params(plan, mesh, tell=tell)
@@ -90,12 +90,6 @@ def with_local_folders(plan: ServingPlan, *, tell: Tell) -> ServingPlan:
     weights = plan.weights and replace(plan.weights, uri=model_folder(plan.weights.uri, tell=tell))
     text = replace(plan.text, tokenizer=model_folder(plan.text.tokenizer, tell=tell))
     return replace(plan, weights=weights, text=text)
-
-
-def _keep_programs(plan: ServingPlan) -> None:
-    """Keep what is compiled in the run directory: the next start of the same endpoint reads it."""
-    jax.config.update("jax_compilation_cache_dir", join(plan.run.directory, "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 def _params(plan: ServingPlan, mesh: Mesh, *, tell: Tell) -> ParamTree:

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from tpuctl.entrypoints.emit import emit_event
+from tpuctl.entrypoints.emit import emit_event, tell_note
 from tpuctl.entrypoints.preemption import noticed
 from tpuctl.entrypoints.prepare import Text
 from tpuctl.entrypoints.stopping import StopWatch
@@ -63,14 +63,16 @@ def train_host(config: dict[str, Any]) -> HostResult:
     given = HostConfig.from_ray(config)
     os.environ.update(given.plan.job.env | given.plan.job.secrets)
     # Not at the top of this file: the driver imports it too, and must not touch the chips.
+    from tpuctl.entrypoints.programs import keep_programs
     from tpuctl.train.devices import verify_devices
     from tpuctl.train.loop import run
 
-    # Both tell of every step of a save; what matters of it comes as our own events.
-    for name in ("absl", "orbax"):
+    # They tell of every step of a save and every small file; what matters of it comes as our own events.
+    for name in ("absl", "orbax", "fsspec", "gcsfs"):
         logging.getLogger(name).setLevel(logging.WARNING)
     simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
     verify_devices(given.plan, simulated=simulated)
+    keep_programs(given.plan, tell=tell_note)
     watch, recorder = StopWatch(given.job), Recorder(given.plan.run.directory)
     try:
         return _result(run(_task(given, lambda: _reason_to_stop(watch), recorder, simulated=simulated)))

@@ -6,6 +6,7 @@ Small models on one host: every device holds all weights, and the rows of a batc
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -61,7 +62,9 @@ def load_encoder(uri: str) -> Encoder:
     for name, tensor in found.items():
         if tensor.shape != wanted[name] or tensor.dtype not in _DTYPES:
             raise WeightsError(f"{tensor.file}: {tensor}, expected {list(wanted[name])} of F32, F16 or BF16")
-    return Encoder(spec=spec, weights={name: jnp.asarray(_read(found[name])) for name in wanted})
+    # Whole, as they are small: then a bucket's checksums hold for them.
+    files = {uri: open_storage(uri).read(uri).data for uri in {tensor.file for tensor in found.values()}}
+    return Encoder(spec=spec, weights={name: jnp.asarray(_values(found[name], files)) for name in wanted})
 
 
 @partial(jax.jit, static_argnames="spec")
@@ -115,7 +118,7 @@ def _plain(name: str) -> str:
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
-def _read(tensor: Tensor) -> np.ndarray:
-    data = open_storage(tensor.file).read_range(tensor.file, tensor.start, tensor.end)
+def _values(tensor: Tensor, files: Mapping[str, bytes]) -> np.ndarray:
+    data = files[tensor.file][tensor.start : tensor.end]
     stored = np.frombuffer(data, _DTYPES[tensor.dtype]).reshape(tensor.shape)
     return np.asarray(stored, np.float32)

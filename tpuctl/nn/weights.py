@@ -54,13 +54,15 @@ def load_params(spec: ModelSpec, uri: str, *, family: str, shardings: ParamTree,
         WeightsError: the folder's tensors are not exactly those of the spec, or damaged; nothing is ever made up.
         StorageError: it can't be read.
     """
-    leaves = fit(open_weights(uri), spec, family=family)
+    files = open_weights(uri)
+    leaves = fit(files, spec, family=family)
     reader = Reader(uri)
     dtypes = dtype if isinstance(dtype, dict) else jax.tree.map(lambda _: dtype, shardings)
     try:
         params = jax.tree_util.tree_map_with_path(
             lambda path, place, kind: _read_leaf(leaves[_path(path)], place, np.dtype(kind), reader), shardings, dtypes
         )
+        reader.checksums.verify(files.files)
     finally:
         reader.close()
     return Loaded(params=params, bytes_read=reader.bytes_read)

@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding
 
 from tpuctl.errors import StorageError, WeightsError
 from tpuctl.nn.weights_boxes import Box, box_of, extents, offset, overlap, runs, slices, volume
+from tpuctl.nn.weights_checksum import Checksums
 from tpuctl.nn.weights_leaves import DTYPES, LeafFiles, Source, pieces
 from tpuctl.safetensors import ITEM_BYTES, Tensor
 from tpuctl.storage import is_gcs, open_storage
@@ -35,6 +36,7 @@ class Reader:
 
     def __init__(self, folder: str) -> None:
         self.bytes_read = 0
+        self.checksums = Checksums()
         self._counting = threading.Lock()
         # Requests wait for a bucket; copying out of mapped files waits for nothing but a core.
         threads = _READERS if is_gcs(folder) else min(_READERS, os.cpu_count() or 1)
@@ -77,6 +79,7 @@ class Reader:
         data = open_storage(tensor.file).read_range(tensor.file, start, start + num_bytes)
         if len(data) != num_bytes:
             raise _shrunk(tensor)
+        self.checksums.add(tensor.file, start, data)
         self._count(num_bytes)
         return np.frombuffer(data, DTYPES[tensor.dtype]).reshape(extents(at))
 

@@ -8,6 +8,9 @@ from tpuctl.plan.tokenizer import has_chat_template
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import TrainingRecipe
 
+BUILTIN_CHATS = ("builtin:python-help",)
+"""The built-in datasets that are conversations."""
+
 _MESSAGES = "messages"
 _OF_CHAT = ("messages_column", "prompt_column", "answer_column", "chat_template")
 
@@ -16,10 +19,13 @@ def plan_chat(recipe: TrainingRecipe, *, tokenizer: str, here: Here, findings: F
     """How the conversations of a recipe are learned, None for plain text."""
     data = recipe.data
     if data.format == "text":
+        if data.uri in BUILTIN_CHATS:
+            findings.refuse("data.format", f"{data.uri} holds conversations", 'set data.format = "chat"')
         _refuse_chat_keys(recipe, findings)
         return None
-    if data.uri.startswith("builtin:"):
-        findings.refuse("data.format", "the built-in text holds no conversations", "name a dataset in data.uri")
+    if data.uri.startswith("builtin:") and data.uri not in BUILTIN_CHATS:
+        hint = f"name a dataset in data.uri, or {', '.join(BUILTIN_CHATS)}"
+        findings.refuse("data.format", f"{data.uri} holds no conversations", hint)
     if data.chat_template is None and not has_chat_template(tokenizer):
         hint = "name a tokenizer in a folder that has one, or set data.chat_template"
         findings.refuse("data.tokenizer", f"tokenizer {tokenizer!r} has no chat template", hint)

@@ -33,7 +33,7 @@ def resolve_embedding(
         message = f"{slices.total_hosts} hosts; an encoder is served from one host"
         findings.refuse("slice.topology", message, "choose a slice of one host, such as 1x1, 2x2 or v6e 2x4")
     run = plan_run(recipe, here=here, findings=findings)
-    job = plan_job(recipe, environ=environ, findings=findings)
+    job = plan_job(recipe, environ=environ, here=here, findings=findings)
     name = source.uri.rpartition("/")[2].removeprefix("builtin:")
     endpoint = plan_endpoint(recipe, job, name=name, here=here, findings=findings)
     encoder = _encoder(recipe, source, findings)

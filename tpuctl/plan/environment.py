@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tpuctl.masking import MASK, looks_secret
+from tpuctl.plan.here import Here
+from tpuctl.plan.places import storage_place
 from tpuctl.plan.schema import JobPlan, Plan
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import Recipe
@@ -17,7 +19,7 @@ _OURS = {"JAX_PLATFORMS", "TPU_NAME", "TPU_WORKER_ID", "TPU_TOPOLOGY", "TPU_ACCE
 _FROM_ENVIRON = {ENDPOINT_VARIABLE, "STORAGE_EMULATOR_HOST"}
 
 
-def plan_job(recipe: Recipe, *, environ: Mapping[str, str], findings: Findings) -> JobPlan:
+def plan_job(recipe: Recipe, *, environ: Mapping[str, str], here: Here, findings: Findings) -> JobPlan:
     """The job's environment and limits, secrets kept apart."""
     job = recipe.job
     passed = _passed(recipe, environ, findings)
@@ -31,6 +33,7 @@ def plan_job(recipe: Recipe, *, environ: Mapping[str, str], findings: Findings) 
         env={**_storage_clients(environ, findings), **plain},
         secrets={**hidden, **job.secrets},
         pip=job.pip,
+        compile_cache=_cache(job.compile_cache, here=here, findings=findings),
         max_failures=job.max_failures,
         timeout_seconds=job.timeout,
         start_timeout_seconds=job.start_timeout,
@@ -41,6 +44,10 @@ def plan_job(recipe: Recipe, *, environ: Mapping[str, str], findings: Findings) 
 def masked(plan: Plan) -> Plan:
     """The plan with every secret's value replaced: the form to print, log or keep."""
     return replace(plan, job=replace(plan.job, secrets=dict.fromkeys(plan.job.secrets, MASK)))
+
+
+def _cache(asked: str | None, *, here: Here, findings: Findings) -> str | None:
+    return None if asked is None else storage_place("job.compile_cache", asked, here=here, findings=findings)
 
 
 def _storage_clients(environ: Mapping[str, str], findings: Findings) -> dict[str, str]:

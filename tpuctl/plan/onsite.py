@@ -12,16 +12,21 @@ from tpuctl.plan.schema import EmbeddingPlan, InferencePlan, Plan, ServingPlan
 from tpuctl.plan.tokenizer import file_ids, is_tokenizer_file
 from tpuctl.recipe.origin import Findings, Origin
 from tpuctl.recipe.schema import InferenceRecipe, Recipe
+from tpuctl.storage import is_gcs
 
 
-def look_here(plan: Plan, recipe: Recipe, *, home: str | None) -> Plan:
+def look_here(plan: Plan, recipe: Recipe, *, home: str | None, buckets: bool = True) -> Plan:
     """The plan with what the files it names decide, and a note for each that may be the cluster's alone.
+
+    Without ``buckets`` no model folder in one is looked into.
 
     Raises:
         RecipeError: what is here can't be what the recipe means.
     """
     check_on_disk(plan, home=home, origin=recipe.origin)
     if isinstance(plan, InferencePlan) and isinstance(recipe, InferenceRecipe):
+        if plan.model is not None and is_gcs(plan.model.uri) and not buckets:
+            return plan
         plan = fit_model(plan, recipe)
         if plan.model is not None:
             _check_tokenizer("model.source", plan.model.uri, recipe.origin)

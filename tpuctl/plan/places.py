@@ -7,14 +7,14 @@ import os.path
 import re
 
 from tpuctl.errors import RecipeError
-from tpuctl.plan.chat import plan_chat
+from tpuctl.plan.chat import BUILTIN_CHATS, plan_chat
 from tpuctl.plan.here import Here
 from tpuctl.plan.schema import DataPlan, InferencePlan, Plan, RunPlan
 from tpuctl.plan.tokenizer import check_tokenizer, is_tokenizer_file
 from tpuctl.recipe.origin import Findings, Origin
 from tpuctl.recipe.schema import Recipe, TrainingRecipe
 
-BUILTIN_TEXTS = ("builtin:python-stdlib",)
+BUILTIN_DATASETS = ("builtin:python-stdlib", *BUILTIN_CHATS)
 _HELD_OUT = "/held-out"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]+(/|$)")
 
@@ -91,7 +91,7 @@ def _name_of_file(file: str, findings: Findings) -> str:
 
 def _held_out(asked: str | None, training: str, *, here: Here, findings: Findings) -> str | None:
     if asked is None:
-        return training + _HELD_OUT if training in BUILTIN_TEXTS else None
+        return training + _HELD_OUT if training in BUILTIN_DATASETS else None
     if asked.startswith("builtin:"):
         findings.refuse("data.eval_uri", "built-in text brings its own held-out part", "leave it out, or name files")
         return None
@@ -107,8 +107,8 @@ def _tokenizer_place(name: str, *, here: Here, findings: Findings) -> str:
 
 def _text_place(key: str, uri: str, *, here: Here, findings: Findings) -> str:
     if uri.startswith("builtin:"):
-        if uri not in BUILTIN_TEXTS:
-            near = difflib.get_close_matches(uri, BUILTIN_TEXTS, n=1, cutoff=0.0)
+        if uri not in BUILTIN_DATASETS:
+            near = difflib.get_close_matches(uri, BUILTIN_DATASETS, n=1, cutoff=0.0)
             findings.refuse(key, f"unknown built-in text {uri!r}", f"there is {near[0]}")
         return uri
     return _placed(key, uri, here=here, findings=findings)

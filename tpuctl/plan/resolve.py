@@ -10,6 +10,7 @@ from dataclasses import replace
 from tpuctl import __version__
 from tpuctl.plan.apart import check_apart
 from tpuctl.plan.budget import Workload, choose_remat, estimate, gib, shortage_hint
+from tpuctl.plan.custom_schema import WorkPlan
 from tpuctl.plan.embedding import resolve_embedding
 from tpuctl.plan.encoder_source import EncoderSource
 from tpuctl.plan.environment import plan_job
@@ -30,7 +31,6 @@ from tpuctl.plan.schema import (
     Plan,
     TrainingPlan,
     TrainPlan,
-    WorkPlan,
 )
 from tpuctl.plan.serve import resolve_serving
 from tpuctl.plan.slices import plan_slices
@@ -96,7 +96,7 @@ def _resolve_training(
     lora = plan_lora(recipe, source=source, here=here, findings=findings)
     run = plan_run(recipe, here=here, findings=findings)
     data = plan_data(recipe, tokenizer=tokenizer, here=here, findings=findings)
-    job = plan_job(recipe, environ=environ, findings=findings)
+    job = plan_job(recipe, environ=environ, here=here, findings=findings)
     optim = _optim(recipe, findings)
     _check_cadence(recipe, data, findings)
     mesh = plan_mesh(recipe, slices, model, findings=findings) if slices and model else None
@@ -136,7 +136,7 @@ def _resolve_custom(recipe: CustomRecipe, *, environ: Mapping[str, str], here: H
     findings = Findings(origin=recipe.origin)
     slices = plan_slices(recipe, findings=findings)
     run = plan_run(recipe, here=here, findings=findings)
-    job = plan_job(recipe, environ=environ, findings=findings)
+    job = plan_job(recipe, environ=environ, here=here, findings=findings)
     work = _work(recipe.job, here=here, findings=findings)
     findings.settle()
     assert slices is not None  # None only together with a problem

@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from tpuctl.modelspec import ModelSpec
 from tpuctl.plan.chat_schema import ChatPlan
+from tpuctl.plan.custom_schema import WorkPlan
 from tpuctl.plan.decode import PlanFormatError, decode
-from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, SourcePlan, TaskPlan
+from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, ReplicaPlan, SourcePlan, TaskPlan
 from tpuctl.plan.serve_schema import EncoderPlan, EndpointPlan, EnginePlan, ServedCheckpointPlan, TextPlan
 from tpuctl.plan.weights_schema import LoraPlan, WeightsPlan
 
@@ -146,11 +147,15 @@ class RunPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobPlan:
-    """How the job is run. ``env`` goes to every process; ``secrets`` too, but is masked wherever we print."""
+    """How the job is run. ``env`` goes to every process; ``secrets`` too, but is masked wherever we print.
+
+    ``compile_cache`` None is the cache of the host's environment, else a folder in the run directory.
+    """
 
     env: dict[str, str]
     secrets: dict[str, str]
     pip: tuple[str, ...]
+    compile_cache: str | None
     max_failures: int
     timeout_seconds: float | None
     start_timeout_seconds: float
@@ -181,22 +186,6 @@ class BudgetPlan:
     def needed_bytes(self) -> int:
         """Sum of all parts."""
         return self.state_bytes + self.gradient_bytes + self.activation_bytes + self.logit_bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkPlan:
-    """What a custom job runs on every host, and which of the user's files travel with it.
-
-    Either ``command``, word by word as it is executed (no shell reads it), or ``function``, as ``module:name``.
-    ``directory`` is an absolute path on the submitting machine, None if no files travel; ``include`` and ``exclude``
-    are relative to it, the latter in the language of ``.gitignore``.
-    """
-
-    command: tuple[str, ...]
-    function: str | None
-    directory: str | None
-    include: tuple[str, ...]
-    exclude: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -237,11 +226,15 @@ class CustomPlan(Plan):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InferencePlan(Plan):
-    """Batch inference: the rows of a dataset through a task, into a folder of parts."""
+    """Batch inference: the rows of a dataset through a task, into a folder of parts.
+
+    ``replica`` is there once the folder of a language model has been looked at.
+    """
 
     data: InferDataPlan
     model: SourcePlan | None
     task: TaskPlan
+    replica: ReplicaPlan | None
     output: OutputPlan
 
 

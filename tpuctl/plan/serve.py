@@ -42,7 +42,7 @@ def resolve_serving(
     slices = _slices(recipe, findings)
     model = _model(recipe, source, findings)
     run = plan_run(recipe, here=here, findings=findings)
-    job = plan_job(recipe, environ=environ, findings=findings)
+    job = plan_job(recipe, environ=environ, here=here, findings=findings)
     text = _text(recipe, source, here=here, findings=findings)
     mesh = _mesh(recipe, slices, findings) if slices else None
     endpoint = plan_endpoint(recipe, job, name=model.name if model else "", here=here, findings=findings)

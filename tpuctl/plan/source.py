@@ -20,11 +20,12 @@ from tpuctl.modelspec.huggingface import spec_from_config
 from tpuctl.plan.encoder_source import EncoderSource, is_encoder
 from tpuctl.plan.here import Here
 from tpuctl.plan.places import storage_place
-from tpuctl.plan.run_source import read_training_plan, run_and_step
+from tpuctl.plan.run_source import RUN_FILE, read_training_plan, run_and_step
 from tpuctl.plan.serve_schema import ServedCheckpointPlan
 from tpuctl.plan.weights_header import check_header
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import InferenceRecipe, Recipe, ServingRecipe, TrainingRecipe
+from tpuctl.storage import is_gcs, join, open_storage
 
 ModelErrors = (WeightsError, StorageError, ModelConfigError)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -42,6 +43,39 @@ class ModelSource:
     family: str
     has_tokenizer: bool
     checkpoint: ServedCheckpointPlan | None = None
+
+
+# Stands for a model that is not looked at: nothing that depends on a model's sizes is refused with it.
+_UNSEEN = ModelSpec(
+    name="unseen",
+    vocab_size=1 << 20,
+    hidden_size=8,
+    num_layers=1,
+    num_heads=1024,
+    num_kv_heads=1024,
+    head_dim=2,
+    mlp_size=1024,
+)
+
+
+def unseen_source(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str] | str) -> ModelSource | None:
+    """A stand-in for the model folder or run in a bucket that a recipe names, None where it names none there.
+
+    Raises:
+        RecipeError: the URI names no bucket.
+    """
+    findings, here = Findings(origin=recipe.origin), Here.of(cwd, environ)
+    if isinstance(recipe, ServingRecipe) and is_gcs(recipe.model.checkpoint or ""):
+        name, step = run_and_step(str(recipe.model.checkpoint))
+        uri = storage_place("model.checkpoint", name, here=here, findings=findings)
+        checkpoint = ServedCheckpointPlan(run=uri, step=step)
+    elif isinstance(recipe, TrainingRecipe | ServingRecipe) and is_gcs(recipe.model.source or ""):
+        uri = storage_place("model.source", str(recipe.model.source), here=here, findings=findings)
+        checkpoint = None
+    else:
+        return None
+    findings.settle()
+    return ModelSource(uri=uri, spec=_UNSEEN, family="llama", has_tokenizer=True, checkpoint=checkpoint)
 
 
 def read_source(
@@ -72,7 +106,7 @@ def read_source(
         if "://" not in uri:
             check_header(uri, source.spec)
     except ModelErrors as error:
-        raise refusal(recipe, error) from error
+        raise refusal(recipe, error, uri=uri) from error
     return source
 
 
@@ -89,12 +123,26 @@ def _run(recipe: ServingRecipe, *, here: Here) -> ModelSource:
     return ModelSource(uri=uri, spec=plan.model, family="", has_tokenizer=True, checkpoint=checkpoint)
 
 
-def refusal(recipe: TrainingRecipe | ServingRecipe | InferenceRecipe, error: TpuctlError) -> RecipeError:
-    """The error of a model folder as one of the recipe's line; a name on a hub is told that it is none here."""
+def refusal(recipe: TrainingRecipe | ServingRecipe | InferenceRecipe, error: TpuctlError, *, uri: str) -> RecipeError:
+    """The error of the model folder at a place as one of the recipe's line.
+
+    A run's directory is told what makes a model folder of it, a name on a hub that it is none here.
+    """
     asked, hint = recipe.model.source or "", error.hint
-    if _HUB_NAME.fullmatch(asked) and not os.path.isdir(asked):
+    if _is_run(uri):
+        remedy = f"write its weights with `tpuctl export {asked} FOLDER`, and name that folder"
+        named = "name it in model.checkpoint instead" if isinstance(recipe, ServingRecipe) else remedy
+        hint = f"it is a run's directory: {named}"
+    elif _HUB_NAME.fullmatch(asked) and not os.path.isdir(asked):
         hint = "no hub is contacted: name a folder that holds the model, here or in a bucket (gs://bucket/path)"
     return RecipeError(error.message, hint=hint, where=recipe.origin.where("model.source"))
+
+
+def _is_run(uri: str) -> bool:
+    try:
+        return open_storage(uri).exists(join(uri, RUN_FILE))
+    except StorageError:
+        return False
 
 
 def open_source(uri: str) -> ModelSource:

@@ -15,7 +15,8 @@ class DataTable:
     """The text and how it becomes rows of tokens."""
 
     uri: str = setting(
-        doc="Parquet file, folder or glob; or builtin:python-stdlib, the text every machine has.",
+        doc="Parquet file, folder or glob; or what every machine has: builtin:python-stdlib, text, or "
+        "builtin:python-help, conversations.",
         example="builtin:python-stdlib",
         also=("path", "dataset", "train_uri", "train_path", "data_path", "files"),
     )

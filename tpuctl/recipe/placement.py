@@ -111,6 +111,14 @@ class JobTable:
     pip: tuple[str, ...] = setting(
         (), doc="Extra packages for the workers, as pip requirements.", example='["zstandard"]'
     )
+    compile_cache: str | None = setting(
+        None,
+        doc="Folder that keeps compiled programs for the next start, local or gs://. Several runs may share one; "
+        "whoever can write there can run code in them.",
+        absent="compiled in the run directory, or the cache a simulated cluster has for the whole machine",
+        example="gs://bucket/compiled",
+        also=("compilation_cache", "compilation_cache_dir", "jax_compilation_cache_dir", "cache_dir"),
+    )
     max_failures: int = setting(
         3, doc="Restarts from the newest checkpoint before the job fails.", minimum=0, maximum=10_000, also=("retries",)
     )

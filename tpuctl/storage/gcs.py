@@ -62,11 +62,13 @@ class GcsStorage:
                 return b""
 
     def stat(self, uri: str) -> Stat:
-        """Size and generation, in one request."""
+        """Size, generation and checksum, in one request."""
         blob = self._blob(uri)
         with _google(uri):
             blob.reload(**self._calls())
-        return Stat(size=blob.size, generation=str(blob.generation))
+        # An object may have none, if it was uploaded in parts that were put together.
+        checksum = None if blob.crc32c is None else int.from_bytes(base64.b64decode(blob.crc32c), "big")
+        return Stat(size=blob.size, generation=str(blob.generation), crc32c=checksum)
 
     def write(self, uri: str, data: bytes, *, if_generation: str | None = None) -> str:
         """Put the object there, in one piece."""

@@ -21,10 +21,11 @@ class Blob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stat:
-    """An object as its storage describes it; ``size`` is in bytes."""
+    """An object as its storage describes it; ``size`` is in bytes, ``crc32c`` None where it keeps no checksum."""
 
     size: int
     generation: str
+    crc32c: int | None = None
 
 
 class Storage(Protocol):

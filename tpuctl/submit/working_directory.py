@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from tpuctl.errors import UsageError
+from tpuctl.plan.custom_schema import WorkPlan
 from tpuctl.plan.infer_schema import TaskPlan
-from tpuctl.plan.schema import CustomPlan, InferencePlan, Plan, WorkPlan
+from tpuctl.plan.schema import CustomPlan, InferencePlan, Plan
 from tpuctl.submit.files import Files, collect
 
 
