@@ -70,14 +70,15 @@ def test_stream_holds_its_keys_place_until_it_ends_or_is_left() -> None:
     gate = threading.Event()
 
     def gated(_: Request, position: int) -> int:
-        """A letter; the first at once, the others when the gate is open."""
-        return ord("a") if position == 0 or gate.wait(60) else 256
+        """A letter; the first few at once, the others when the gate is open."""
+        return ord("a") if position < 4 or gate.wait(60) else 256
 
     options = HttpOptions(keys=Keys([ONE, OTHER]), key_limits=KeyLimits(concurrent=1))
     with running(ToyEngine(gated), http=options) as served:
         body = {**BODY, "stream": True, "max_tokens": 200}
         with served.client.stream("POST", "/v1/completions", json=body, headers=bearer(ONE)) as stream:
-            next(stream.iter_lines())
+            lines = stream.iter_lines()  # held, since with it goes the connection
+            next(lines)
             refused = served.client.post("/v1/completions", json=BODY, headers=bearer(ONE))
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
             gate.set()
