@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.conftest import BUCKET
 from tests.e2e.command import Command, Done
+from tests.e2e.killing import CLUSTER, DRIVER, HOST, WORKER, break_off
+from tests.fakes.gcs_process import GcsService
 from tests.infer.inputs import data_bytes, read
-from tpuctl.cluster.processes import MARKER_VARIABLE
 
 pytestmark = pytest.mark.ray
 
-ROWS = 3000
-KILLS = int(os.environ.get("TPUCTL_TEST_KILLS", "4"))
+ROWS = 5008
+BAD_ROW = 1234
+KILLS = int(os.environ.get("TPUCTL_TEST_KILLS", "5"))
+VICTIMS = (WORKER, WORKER, DRIVER, WORKER, HOST, WORKER, CLUSTER, WORKER, WORKER, DRIVER)
 FUNCTION = """
 import os
 import time
@@ -86,37 +86,14 @@ def unbroken(tpuctl: Command, recipe: Callable[..., Path]) -> Done:
     return tpuctl("infer", recipe("unbroken"))
 
 
-def processes(tpuctl: Command, *words: str) -> list[psutil.Process]:
-    """The cluster's processes whose command line has all the words."""
-    markers = {json.loads(path.read_text())["marker"] for path in tpuctl.state_dir.glob("clusters/*/state.json")}
-    found = []
-    for process in psutil.process_iter(["cmdline", "environ"]):  # what is ending has neither
-        line, environ = " ".join(process.info["cmdline"] or []), process.info["environ"] or {}
-        if environ.get(MARKER_VARIABLE) in markers and all(word in line for word in words):
-            found.append(process)
-    return found
-
-
-def kill_one(tpuctl: Command, chance: random.Random, *words: str, running: subprocess.Popen[str]) -> bool:
-    """Kill one of them; False if the job is over before there is one."""
-    deadline = time.monotonic() + 120
-    while not (found := processes(tpuctl, *words)):
-        if running.poll() is not None:
-            return False
-        assert time.monotonic() < deadline, f"no process {words} came"
-        time.sleep(0.1)
-    chance.choice(found).send_signal(signal.SIGKILL)
-    return True
-
-
 def test_infer_two_hosts_ends_well_with_rows_quarantine_and_manifest(unbroken: Done, folder: Path) -> None:
     assert unbroken.code == 0, unbroken.everything
     assert f"row {ROWS:,} of {ROWS:,}" in unbroken.out, unbroken.everything
     assert "row_file\trow_group\trow_index\tid" in unbroken.out, unbroken.everything
-    assert "2,999 rows in 47 parts, 1 in quarantine" in unbroken.err, unbroken.everything
+    assert f"{ROWS - 1:,} rows in {-(-ROWS // 64)} parts, 1 in quarantine" in unbroken.err, unbroken.everything
     table = read(folder / "unbroken")
-    assert table["id"].to_pylist() == [n for n in range(ROWS) if n != 1234]
-    assert table["y"].to_pylist() == [2.0 * n for n in range(ROWS) if n != 1234]
+    assert table["id"].to_pylist() == [n for n in range(ROWS) if n != BAD_ROW]
+    assert table["y"].to_pylist() == [2.0 * n for n in range(ROWS) if n != BAD_ROW]
     assert (folder / "unbroken" / "_SUCCESS").exists()
 
 
@@ -129,24 +106,47 @@ def test_infer_again_says_there_is_nothing_to_do(tpuctl: Command, unbroken: Done
 def test_infer_killed_at_random_moments_leaves_the_bytes_of_the_unbroken_run(
     tpuctl: Command, unbroken: Done, recipe, folder: Path
 ) -> None:
-    chance = random.Random(0)
+    began = time.monotonic()
     # Long enough that there is work left to be broken off by the last of them.
-    path = recipe("broken", pause=0.1 + 0.06 * KILLS)
-    process = tpuctl.start("infer", path)
-    for _ in range(KILLS):
-        time.sleep(chance.uniform(0.5, 4))
-        assert kill_one(tpuctl, chance, "ray::InferHost", running=process), process.communicate()
-    time.sleep(chance.uniform(0, 2))
-    assert kill_one(tpuctl, chance, "tpuctl.entrypoints", "plan.json", running=process), process.communicate()
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 1, out + err
-    assert "its process died" in out, out + err
-    # The hosts of a driver that was killed are busy until the cluster has noticed.
-    last = tpuctl("infer", path, "--wait", "60")
+    path = recipe("broken", pause=0.1 + 0.02 * KILLS)
+    victims = [VICTIMS[number % len(VICTIMS)] for number in range(KILLS)]
+    said = break_off(tpuctl, path, victims=victims, count_parts=lambda: len(list((folder / "broken").glob("part-*"))))
+    assert "its process died" in said, said
+    left = len(list((folder / "unbroken").glob("part-*"))) - len(list((folder / "broken").glob("part-*")))
+    assert left > 0, "all was done before the last kill: it tried nothing"
+    last = tpuctl("infer", path, "--wait", "120", "--set", "job.env.PAUSE=0")
     assert last.code == 0, last.everything
     manifest = json.loads((folder / "broken" / "_manifest.json").read_text())
     assert (manifest["works"][0]["rows"], manifest["works"][0]["quarantined"]) == (ROWS - 1, 1)
     assert data_bytes(folder / "broken") == data_bytes(folder / "unbroken")
+    print(f"{KILLS} kills over {ROWS:,} rows in {time.monotonic() - began:.0f} s, {left} parts left after the last")
+
+
+@pytest.mark.slow
+def test_infer_killed_in_a_bucket_while_requests_fail_leaves_the_bytes_of_the_unbroken_run(
+    tpuctl: Command, recipe, folder: Path, gcs: GcsService
+) -> None:
+    for path in (folder / "in").glob("*.parquet"):
+        gcs.buckets.put(BUCKET, f"in/{path.name}", path.read_bytes(), query={}, metadata={})
+    command, rows = tpuctl.within(TPUCTL_GCS_ENDPOINT=gcs.endpoint), ("--set", f"data.uri=gs://{BUCKET}/in")
+    whole = command("infer", recipe("whole"), *rows, "--set", f"output.uri=gs://{BUCKET}/whole")
+    assert whole.code == 0, whole.everything
+    broken = (recipe("piecewise", pause=0.3), *rows, "--set", f"output.uri=gs://{BUCKET}/broken")
+    fault = gcs.fail(every=7, times=None, status=503)
+    victims = [WORKER, DRIVER, WORKER, HOST]
+    break_off(command, *broken, victims=victims, count_parts=lambda: len(_parts(gcs, "broken")))
+    assert len(_parts(gcs, "broken")) < len(_parts(gcs, "whole")), "all was done before the last kill"
+    last = command("infer", *broken, "--wait", "120", "--set", "job.env.PAUSE=0")
+    assert last.code == 0, last.everything
+    assert fault.hits > 10
+    gcs.serve_well()
+    assert _parts(gcs, "broken") == _parts(gcs, "whole")
+
+
+def _parts(gcs: GcsService, folder: str) -> dict[str, bytes]:
+    """The data files below a folder of the bucket, by name."""
+    names = [name for name in gcs.buckets.of(BUCKET) if name.startswith(f"{folder}/") and name.endswith(".parquet")]
+    return {name.partition("/")[2]: gcs.buckets.of(BUCKET)[name].data for name in names}
 
 
 def test_infer_of_fewer_rows_than_hosts_and_of_a_function_that_is_not_there(

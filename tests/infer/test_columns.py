@@ -38,6 +38,10 @@ COLUMNS = {
     "messages": pa.array([[{"role": "user", "content": None}], None, []]),
     "map": pa.array([[("k", 1)], None, []], pa.map_(pa.string(), pa.int64())),
     "struct": pa.array([{"a": {"b": [1]}}, None, {"a": None}]),
+    "text_view": pa.array(["a", None, "b"], pa.string_view()),
+    "bytes_view": pa.array([b"a", None, b"b"], pa.binary_view()),
+    "words": pa.array([["x"], None, ["x", "y"]], pa.list_(pa.dictionary(pa.int32(), pa.string()))),
+    "large_list": pa.array([["a"], None, []], pa.large_list(pa.string())),
 }
 
 
@@ -47,6 +51,16 @@ def test_column_of_any_type_comes_out_as_it_went_in(tmp_path: Path, name) -> Non
     Job(job(tmp_path / "in", tmp_path / "out", batch_rows=1, inputs=("x",))).run()
     before, after = pq.read_table(tmp_path / "in" / "a.parquet")[name], read(tmp_path / "out")[name]
     assert after.to_pylist() == before.to_pylist() == COLUMNS[name].to_pylist()
+    assert str(after.type) == str(before.type)
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_column_of_any_type_survives_a_bad_row_beside_it(tmp_path: Path, name) -> None:
+    write(tmp_path / "in", {"a.parquet": pa.table({"x": pa.array([1.0, None, 3.0]), name: COLUMNS[name]})})
+    entry = Job(job(tmp_path / "in", tmp_path / "out", inputs=("x",))).run()
+    assert (entry["rows"], entry["quarantined"]) == (2, 1)
+    before, after = pq.read_table(tmp_path / "in" / "a.parquet")[name], read(tmp_path / "out")[name]
+    assert after.to_pylist() == [before[0].as_py(), before[2].as_py()]
     assert str(after.type) == str(before.type)
 
 

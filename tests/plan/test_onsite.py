@@ -75,7 +75,7 @@ def test_plan_of_an_encoder_decides_the_length_it_was_made_for(tmp_path: Path) -
     ("override", "key", "words"),
     [
         ("task.max_length=257", "task.max_length", "257 tokens, and the model knows 256 positions"),
-        ("task.max_tokens=256", "task.max_tokens", "leave no room for a prompt"),
+        ("sampling.max_tokens=256", "sampling.max_tokens", "leave no room for a prompt"),
         ("task.kind=embed", "model.source", r"is no encoder \('llama'\), and embed needs one"),
         ("model.source=encoder", "model.source", r"is an encoder \(bert\), which does not generate"),
         ("model.source=nowhere", "model.source", "no model folder"),
@@ -91,7 +91,7 @@ def test_task_that_its_model_does_not_do_is_refused(override: str, key: str, wor
 
 def test_answers_that_leave_no_room_and_choices_named_twice_need_no_folder_to_be_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="leave no room"):
-        planned(tmp_path, GENERATE, "task.max_length=64", "task.max_tokens=64")
+        planned(tmp_path, GENERATE, "task.max_length=64", "sampling.max_tokens=64")
     with pytest.raises(RecipeError, match="'a' is there twice"):
         planned(tmp_path, EMBED | {"task": {"kind": "classify", "choices": ["a", "b", "a"]}})
 
@@ -101,6 +101,16 @@ def test_name_on_a_hub_is_told_that_none_is_contacted(values: dict[str, Any], tm
     with pytest.raises(RecipeError) as caught:
         planned(tmp_path, values | {"model": {"source": "HuggingFaceTB/SmolLM2-135M"}})
     assert "no hub is contacted" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("values", [GENERATE, SERVE, TRAIN], ids=["infer", "serve", "train"])
+def test_run_directory_is_told_what_makes_a_model_folder_of_it(values: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "run.json").write_text("{}")
+    with pytest.raises(RecipeError) as caught:
+        planned(tmp_path, values | {"model": {"source": "runs/mine"}})
+    remedy = "name it in model.checkpoint" if values is SERVE else "tpuctl export runs/mine FOLDER"
+    assert remedy in str(caught.value.hint)
 
 
 def _cut(folder: Path) -> None:

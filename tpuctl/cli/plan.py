@@ -14,7 +14,7 @@ from tpuctl.errors import UsageError
 
 if TYPE_CHECKING:
     from tpuctl.plan.custom_schema import WorkPlan
-    from tpuctl.plan.infer_schema import TaskPlan
+    from tpuctl.plan.infer_schema import SamplingPlan, TaskPlan
     from tpuctl.plan.schema import InferencePlan, Plan, TrainingPlan
     from tpuctl.recipe.schema import Recipe
 
@@ -107,7 +107,7 @@ def _inference(plan: InferencePlan) -> list[tuple[str, str]]:
     limit = f", the first {data.limit:,} rows" if data.limit else ""
     inputs = ", ".join(task.inputs) or "all columns that can be arrays"
     batches = f"batches of {console.counted(task.batch_rows, 'row')}, ragged end {task.ragged}"
-    what = f"{task.function} on {inputs}" if task.function else f"of {task.text_column} by {_source(plan)}"
+    what = f"{task.function} on {inputs}" if task.function else f"{_prompt(task)} by {_source(plan)}"
     part = console.counted(output.rows_per_part, "row")
     length = f"texts of at most {task.max_length:,} tokens" if task.max_length else "texts as long as the model takes"
     bad = "fail the job" if output.bad_rows == "fail" else f"go to quarantine, at most {output.max_quarantine}"
@@ -123,10 +123,35 @@ def _numbers(task: TaskPlan) -> list[str]:
     """What an answer is drawn by, or a vector made with."""
     if task.kind == "embed":
         return [f"pooling {task.pooling}", "scaled to length 1" if task.normalise else "not scaled"]
-    drawn = f"answers of at most {task.max_tokens:,} tokens, temperature {task.temperature:g}, top_p {task.top_p:g}"
-    choices = f"choices {', '.join(map(repr, task.choices))}"
-    extra = {"generate": [drawn, f"seed {task.seed}"], "classify": [choices]}.get(task.kind, [])
-    return [*extra, task.dtype]
+    own = [f"choices of {task.choices_column}"] if task.choices_column else []
+    common = [f"choices {', '.join(map(repr, task.choices))}"] if task.choices else []
+    return [*own, *common, *(_drawn(task.sampling) if task.sampling else []), task.dtype]
+
+
+def _prompt(task: TaskPlan) -> str:
+    """Of what a row's text is made."""
+    prompt = task.prompt
+    if prompt is None:
+        return f"of {task.text_column}"
+    if prompt.text is not None:
+        return f"of {prompt.text!r}"
+    told = f"the conversations of {prompt.messages_column}" if prompt.messages_column else f"user {prompt.user!r}"
+    system = f", system {prompt.system!r}" if prompt.system is not None else ""
+    return f"of {told}{system}"
+
+
+def _drawn(sampling: SamplingPlan) -> list[str]:
+    """The parameters that are not at rest, and those that rows have themselves."""
+    rest = {"top_k": 0, "min_p": 0, "repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0, "n": 1}
+    more = [f"{name} {getattr(sampling, name):g}" for name, idle in rest.items() if getattr(sampling, name) != idle]
+    return [
+        f"answers of at most {sampling.max_tokens:,} tokens",
+        f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, seed {sampling.seed}",
+        *more,
+        *([f"until {', '.join(map(repr, sampling.stop))}"] if sampling.stop else []),
+        *(["bound to a JSON schema"] if sampling.json_schema else []),
+        *(f"{parameter} of column {column}" for parameter, column in sampling.columns.items()),
+    ]
 
 
 def _source(plan: InferencePlan) -> str:

@@ -18,6 +18,7 @@ from tpuctl.infer.parts import Part
 from tpuctl.infer.replica import Done
 
 POLL_SECONDS = 0.5
+ASK_SECONDS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +33,10 @@ class FleetOptions:
 
 @dataclass(kw_only=True, slots=True)
 class _Host:
-    """A host's process: its actor, whether it has said that it can work, the parts it has, by their answers."""
+    """A host's process: its actor, whether it has said that it can work, the parts it has, by their answers.
+
+    ``underway`` are rows done of these parts, as it said when it was last asked; ``question`` is open.
+    """
 
     number: int
     actor: Any
@@ -40,6 +44,9 @@ class _Host:
     hello: Any
     ready: bool = False
     parts: dict[Any, Part] = field(default_factory=dict)
+    underway: int = 0
+    question: Any = None
+    asked: float = 0.0
 
 
 class Fleet:
@@ -68,6 +75,11 @@ class Fleet:
                 self._deal(dealer, parts)
             yield from self._settle(dealer)
 
+    @property
+    def underway(self) -> dict[int, int]:
+        """Rows that are done of parts that aren't, by host."""
+        return {host.number: host.underway for host in self._hosts.values() if host.underway}
+
     def close(self) -> None:
         """End the hosts' processes."""
         for host in self._hosts.values():
@@ -87,6 +99,7 @@ class Fleet:
                     host.parts[host.actor.do.remote(parts[index])] = parts[index]
 
     def _settle(self, dealer: Dealer) -> Iterator[tuple[int, Done] | None]:
+        self._ask()
         waiting = {ref: host for host in self._hosts.values() for ref in self._answers(host)}
         answered, _ = ray.wait(list(waiting), num_returns=1, timeout=POLL_SECONDS)
         if not answered:
@@ -103,13 +116,24 @@ class Fleet:
                 continue
             if ref == host.hello:
                 self._join(host, answer)
+            elif ref == host.question:
+                host.underway, host.question = answer, None
             else:
-                del host.parts[ref]
+                host.underway = max(0, host.underway - host.parts.pop(ref).rows)
                 yield host.number, answer
+
+    def _ask(self) -> None:
+        """Ask those at work how far they are, now and then."""
+        now = time.monotonic()
+        for host in self._hosts.values():
+            if host.parts and host.question is None and now - host.asked >= ASK_SECONDS:
+                host.question, host.asked = host.actor.underway.remote(), now
 
     @staticmethod
     def _answers(host: _Host) -> list[Any]:
-        return list(host.parts) if host.ready else [host.hello]
+        if not host.ready:
+            return [host.hello]
+        return list(host.parts) if host.question is None else [*host.parts, host.question]
 
     def _join(self, host: _Host, facts: HostFacts) -> None:
         host.ready = True

@@ -66,7 +66,9 @@ def _run(plan: InferencePlan, job: str) -> bool:
     """Do what is missing of the work; whether all of it is there now."""
     began = time.monotonic()
     rows = _rows(plan)
-    model = None if plan.model is None else model_identity(model_folder(plan.model.uri, tell=tell_note))
+    model = None
+    if plan.model is not None:
+        model = model_identity(model_folder(plan.model.uri, tell=tell_note), plan.task)
     folder = take_folder(plan.output.uri, work_of(plan, rows, model=model), mode=plan.output.mode)
     if folder.finished:
         _tell_end(folder, seconds=time.monotonic() - began)
@@ -131,17 +133,19 @@ def _follow(fleet: Fleet, left: _Assignment, *, stop: Callable[[], bool]) -> Non
     tally, history = left.tally, EventsWriter(left.plan.run.directory)
     told = 0.0
     for step in fleet.run(left.parts, stop=stop):
+        now = time.monotonic()
+        if not tally.fresh_rows and not fleet.underway:
+            tally.started = now  # starting is no part of the speed
         if step is not None:
             host, done = step
             if not tally.fresh_rows:
-                # Starting is no part of the speed.
-                tally.started = max(tally.started, time.monotonic() - done.seconds)
+                tally.started = min(tally.started, now - done.seconds)
             tally.done(done, host=host)
             tally.check()
-        now = time.monotonic()
-        if tally.fresh_rows and (now - told >= TELL_SECONDS or tally.rows == tally.total):
+        going = tally.fresh_rows or fleet.underway
+        if going and (now - told >= TELL_SECONDS or tally.rows == tally.total):
             told = now
-            item = event("rows", **tally.progress(now))
+            item = event("rows", **tally.progress(now, underway=fleet.underway))
             emit_event(item)
             history.append([item])
 

@@ -56,13 +56,17 @@ class InferHost:
         facts = _facts(plan.slice, host=self._host, simulated=simulated)
         keep_programs(plan, tell=tell_note)
         model = None if plan.model is None else model_folder(plan.model.uri)
-        task = task_of(plan.task, rows.schema, model=model)
+        task = task_of(plan.task, rows.schema, model=model, replica=plan.replica)
         self._replica = Replica(rows, self._output, task, bad_rows=plan.output.bad_rows)
         return facts
 
     def do(self, part: Part) -> Done:
         """Do a part; see ``Replica``."""
         return self._replica.do(part)
+
+    def underway(self) -> int:
+        """Rows that are done of parts that aren't."""
+        return self._replica.underway
 
 
 def _keep_to_own_chips(plan: SlicePlan, *, simulated: bool) -> None:

@@ -42,10 +42,22 @@ def to_arrays(table: pa.Table, names: Sequence[str]) -> Inputs:
     arrays: dict[str, np.ndarray] = {}
     bad: dict[int, str] = {}
     for name in names:
-        column = _column(table, name)
-        for row in np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False)):
-            bad.setdefault(int(row), f"column {name!r} is null")
+        column = _column(table, name, bad)
         arrays[name] = _array(name, column, bad)
+    return Inputs(arrays=arrays, bad=bad)
+
+
+def to_objects(table: pa.Table, names: Sequence[str]) -> Inputs:
+    """The named columns as Python objects, of whatever type they are.
+
+    Raises:
+        DataError: a column that isn't there.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    bad: dict[int, str] = {}
+    for name in names:
+        column = _column(table, name, bad)
+        arrays[name] = _objects(name, column, bad)
     return Inputs(arrays=arrays, bad=bad)
 
 
@@ -70,18 +82,23 @@ def padded(array: np.ndarray, numbers: np.ndarray, *, rows: int) -> np.ndarray:
     return out
 
 
-def _column(table: pa.Table, name: str) -> pa.Array:
+def _column(table: pa.Table, name: str, bad: dict[int, str]) -> pa.Array:
+    """A column in one piece; where it is null, the row is a bad one."""
     if name not in table.schema.names:
         listed = ", ".join(f"{field.name} ({field.type})" for field in table.schema)
         raise DataError(f"no column {name!r} for the task; columns: {listed}", hint="see task.inputs and data.columns")
-    column = table.column(name)
-    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    chunks = table.column(name)
+    if chunks.num_chunks == 1:
+        column = chunks.chunk(0)
+    else:
+        column = chunks.combine_chunks() if chunks.num_chunks else pa.array([], chunks.type)
+    for row in np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False)):
+        bad.setdefault(int(row), f"column {name!r} is null")
+    return column
 
 
 def _array(name: str, column: pa.Array, bad: dict[int, str]) -> np.ndarray:
     kind = column.type
-    if isinstance(column, pa.ChunkedArray):  # what combining no chunks gives
-        column = pa.array([], kind)
     if pa.types.is_fixed_size_list(kind) and _is_number(_item(kind)):
         return _stacked(name, column, bad)
     if _is_list(kind):

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tpuctl.errors import DataError, TpuctlError, UsageError
 from tpuctl.infer.arrays import Inputs, array_columns, from_arrays, padded, to_arrays
-from tpuctl.infer.task import Worked
+from tpuctl.infer.task import Tell, Worked, tell_nobody
 from tpuctl.plan.infer_schema import TaskPlan
 
 Function = Callable[[dict[str, np.ndarray], np.ndarray], dict[str, Any]]
@@ -48,7 +48,7 @@ class CustomTask:
         """What a function gets if no columns are named: all that can be arrays of numbers."""
         return array_columns(schema)
 
-    def work(self, rows: pa.Table) -> Worked:
+    def work(self, rows: pa.Table, *, tell: Tell = tell_nobody) -> Worked:
         """The function's columns for these rows. A row at which it raises, alone in its batch, is a bad one."""
         inputs = to_arrays(rows, self._inputs)
         usable = np.array([row for row in range(rows.num_rows) if row not in inputs.bad], np.int64)
@@ -56,7 +56,10 @@ class CustomTask:
         with self._turn:
             began = time.monotonic()
             batches = [usable[at : at + self._batch_rows] for at in range(0, len(usable), self._batch_rows)]
-            tables = [table for batch in batches for table in self._batch(inputs, batch, bad)]
+            tables = []
+            for batch in batches:
+                tables += self._batch(inputs, batch, bad)
+                tell(len(batch))
             if not tables:
                 # What columns there would be is known to the function alone.
                 tables = [self._call(inputs, usable[:0])]

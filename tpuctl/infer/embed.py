@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from tpuctl.errors import WeightsError
-from tpuctl.infer.arrays import to_arrays
 from tpuctl.infer.prompts import read_prompts
-from tpuctl.infer.task import Worked
+from tpuctl.infer.row_texts import texts_of
+from tpuctl.infer.task import Tell, Worked, tell_nobody
 from tpuctl.model_folder import read_json
 from tpuctl.modelspec.encoder import EncoderSpec
 from tpuctl.nn.embedder import Embedder, EmbedderOptions
@@ -75,16 +75,16 @@ class EmbedTask:
         tokenizer = TokenizerRef(name=uri, directory=uri, vocab_size=spec.vocab_size).load()
         return cls(uri, tokenizer, options)
 
-    def work(self, rows: pa.Table) -> Worked:
+    def work(self, rows: pa.Table, *, tell: Tell = tell_nobody) -> Worked:
         """A vector for each text; one that is null, no UTF-8 or too long is a bad row."""
-        texts = to_arrays(rows, [self._options.column])
+        texts = texts_of(rows, self._options.column)
         bad = dict(texts.bad)
-        usable = [row for row in range(rows.num_rows) if row not in bad]
-        tokens = self._tokens({row: texts.arrays[self._options.column][row] for row in usable}, bad)
+        tokens = self._tokens(texts.texts, bad)
         good = np.array(sorted(tokens), np.int64)
         with self._turn:
             began = time.monotonic()
             vectors = self._embedder.numbered(tokens)
+            tell(len(vectors))
             busy = time.monotonic() - began
         flat = np.array([vectors[row] for row in good], np.float32).reshape(-1)
         column = pa.FixedSizeListArray.from_arrays(pa.array(flat), self._embedder.size)

@@ -5,21 +5,43 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from tpuctl.engine.engine import Engine
 from tpuctl.engine.request import FinishReason, Output, Request, RequestError, TokenLogprobs
 from tpuctl.errors import JobFailedError
+from tpuctl.infer.task import Tell, tell_nobody
+
+# Requests taken on before a step, as many as could begin in it: all of a part at once would keep the devices waiting.
+_ADMITTED = 512
+
+
+class Watch(Protocol):
+    """Looks at a sample's tokens as they come and ends it. Called by the loop's thread: it must be quick."""
+
+    def add(self, token_ids: Sequence[int]) -> bool:
+        """Whether the sample is at its end with these."""
+        ...
+
+
+@dataclass(kw_only=True, slots=True)
+class Sampled:
+    """One sample of a request: its tokens and why it ended."""
+
+    watch: Watch | None = None
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
 
 
 @dataclass(kw_only=True, slots=True)
 class Answer:
-    """What came of a request: its tokens, or, if it can't be served, why."""
+    """What came of a request: its samples, or, if it can't be served, why."""
 
-    token_ids: list[int] = field(default_factory=list)
+    samples: list[Sampled]
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    finish_reason: FinishReason | None = None
     error: str | None = None
 
 
@@ -29,6 +51,7 @@ class _Asked:
 
     answers: dict[str, Answer]
     open: int
+    tell: Tell
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -36,8 +59,8 @@ class EngineLoop:
     """``ask`` from any thread. The engine itself is only ever touched by the loop's own."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._waiting: list[tuple[Request, _Asked]] = []
+        self.engine = engine
+        self._waiting: deque[tuple[Request, _Asked]] = deque()
         self._asked: dict[str, _Asked] = {}
         self._numbers = itertools.count()
         self._changed = threading.Condition()
@@ -45,18 +68,27 @@ class EngineLoop:
         self._busy_seconds = 0.0
         threading.Thread(target=self._run, name="engine", daemon=True).start()
 
-    def ask(self, requests: Sequence[Request]) -> list[Answer]:
+    def ask(
+        self,
+        requests: Sequence[Request],
+        *,
+        watches: Callable[[Request], Watch] | None = None,
+        tell: Tell = tell_nobody,
+    ) -> list[Answer]:
         """The answers to requests, in their order; their ids are replaced by the loop's own.
+
+        ``watches`` makes what looks at a sample of a request; ``tell`` is told of each that is done.
 
         Raises:
             JobFailedError: the engine failed.
         """
         named = [replace(request, request_id=str(next(self._numbers))) for request in requests]
-        asked = _Asked(answers={request.request_id: Answer() for request in named}, open=len(named))
+        answers = {request.request_id: _unanswered(request, watches) for request in named}
+        asked = _Asked(answers=answers, open=len(named), tell=tell)
         if not named:
             return []
         with self._changed:
-            self._waiting += [(request, asked) for request in named]
+            self._waiting.extend((request, asked) for request in named)
             self._changed.notify()
         while not asked.done.wait(timeout=1):
             if self._failure is not None:
@@ -74,7 +106,7 @@ class EngineLoop:
             while True:
                 self._admit()
                 began = time.monotonic()
-                for output in self._engine.step():
+                for output in self.engine.step():
                     self._take(output)
                 with self._changed:
                     self._busy_seconds += time.monotonic() - began
@@ -83,27 +115,38 @@ class EngineLoop:
 
     def _admit(self) -> None:
         with self._changed:
-            while not self._waiting and not self._engine.has_work():
+            while not self._waiting and not self.engine.has_work():
                 self._changed.wait()
-            waiting, self._waiting = self._waiting, []
-        for request, asked in waiting:
+            admitted = [self._waiting.popleft() for _ in range(min(len(self._waiting), _ADMITTED))]
+        for request, asked in admitted:
             self._asked[request.request_id] = asked
             try:
-                self._engine.add_request(request)
+                self.engine.add_request(request)
             except RequestError as error:
                 asked.answers[request.request_id].error = error.message
                 self._close(request.request_id)
 
     def _take(self, output: Output) -> None:
         answer = self._asked[output.request_id].answers[output.request_id]
-        answer.token_ids += output.token_ids
+        sample = answer.samples[output.index]
+        if sample.finish_reason is not None:
+            return  # of a request whose other samples go on
+        sample.token_ids += output.token_ids
         answer.prompt_logprobs = answer.prompt_logprobs or output.prompt_logprobs
-        if output.finish_reason is not None:
-            answer.finish_reason = output.finish_reason
+        sample.finish_reason = output.finish_reason
+        if sample.watch is not None and sample.watch.add(output.token_ids):
+            sample.finish_reason = "stop"
+        if all(sample.finish_reason is not None for sample in answer.samples):
+            self.engine.abort(output.request_id)  # of one that a watch has ended the engine doesn't know that yet
             self._close(output.request_id)
 
     def _close(self, request_id: str) -> None:
         asked = self._asked.pop(request_id)
         asked.open -= 1
+        asked.tell(1)
         if not asked.open:
             asked.done.set()
+
+
+def _unanswered(request: Request, watches: Callable[[Request], Watch] | None) -> Answer:
+    return Answer(samples=[Sampled(watch=watches and watches(request)) for _ in range(request.sampling.n)])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import jax
@@ -11,40 +12,44 @@ import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 
+from tpuctl.engine.compiling import compiler_of
 from tpuctl.engine.engine import create_engine
+from tpuctl.engine.grammar import GrammarCompiler
 from tpuctl.engine.options import EngineOptions
 from tpuctl.engine.runner import RunnerOptions
 from tpuctl.errors import WeightsError
-from tpuctl.infer.arrays import to_arrays
 from tpuctl.infer.engine_loop import EngineLoop
-from tpuctl.infer.prompts import Prompts, read_prompts
+from tpuctl.infer.prompts import Prompts, fitted, prompts_of
 from tpuctl.mesh import create_mesh
 from tpuctl.model_folder import read_config
-from tpuctl.modelspec import ModelSpec
 from tpuctl.modelspec.huggingface import spec_from_config
 from tpuctl.nn.params import param_shardings
 from tpuctl.nn.weights import load_params
-from tpuctl.plan.infer_schema import TaskPlan
+from tpuctl.plan.infer_schema import ReplicaPlan, TaskPlan
 from tpuctl.plan.schema import MeshPlan
-from tpuctl.text import Tokenizer
+from tpuctl.text import TOKENIZER_FILE, Tokenizer
+from tpuctl.text.chat import Chat, chat_of
 from tpuctl.text.place import TokenizerRef
 
 _LONGEST = 2048
-_PAGE_TOKENS = {"tpu": 128, "cpu": 16}
-_STEP_TOKENS = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Language:
-    """A language model at work. ``max_length`` is in tokens, prompt and output together."""
+    """A language model at work. ``max_length`` is in tokens, prompt and output together.
+
+    ``chat`` is there where the plan has conversations; ``tokenizer_file`` where the tokenizer has one in JSON.
+    """
 
     loop: EngineLoop
     tokenizer: Tokenizer
     max_length: int
+    chat: Chat | None = None
+    tokenizer_file: Path | None = None
 
     @classmethod
-    def of(cls, plan: TaskPlan, uri: str) -> Self:
-        """The model in a folder, on all devices of this host that it divides over.
+    def of(cls, plan: TaskPlan, uri: str, replica: ReplicaPlan) -> Self:
+        """The model in a folder, on as many devices of this host as the plan says.
 
         Raises:
             WeightsError: no decoder there, or none that takes texts that long.
@@ -56,42 +61,44 @@ class Language:
         length = plan.max_length or min(positions, _LONGEST)
         if spec.max_positions and length > positions:
             raise WeightsError(f"task.max_length = {length} is more than the {positions} positions of {uri}")
-        tokenizer = TokenizerRef(name=uri, directory=uri, vocab_size=spec.vocab_size).load()
+        place = TokenizerRef(name=uri, directory=uri, vocab_size=spec.vocab_size)
+        tokenizer, folder = place.load(), place.folder()
         dtype = jnp.dtype(plan.dtype)
-        mesh = create_mesh(_mesh(spec), devices=jax.local_devices()[: _tensor(spec)])
+        shape = MeshPlan(slice=1, data=1, fsdp=1, tensor=replica.tensor)
+        mesh = create_mesh(shape, devices=jax.local_devices()[: replica.tensor])
         shardings = param_shardings(spec, mesh)
         family = str(config.get("model_type"))
         params = load_params(spec, uri, family=family, shardings=shardings, dtype=dtype).params
-        page = _PAGE_TOKENS.get(jax.default_backend(), 128)
         options = EngineOptions(
             max_length=length,
-            page_size=page,
-            num_pages=plan.batch_rows * -(-length // page),
+            page_size=replica.page_size,
+            num_pages=replica.num_pages,
             max_running=plan.batch_rows,
-            max_step_tokens=max(_STEP_TOKENS, plan.batch_rows),
+            min_step_tokens=replica.min_step_tokens,
+            max_step_tokens=replica.max_step_tokens,
             eos_ids=tokenizer.special.eos_ids,
             real_vocab=tokenizer.vocab_size,
-            seed=plan.seed,
         )
         engine = create_engine(spec, params, mesh=mesh, options=options, run=RunnerOptions(dtype=dtype))
-        return cls(loop=EngineLoop(engine), tokenizer=tokenizer, max_length=length)
+        file = folder / TOKENIZER_FILE if folder else None
+        return cls(
+            loop=EngineLoop(engine),
+            tokenizer=tokenizer,
+            max_length=length,
+            chat=_chat(plan, tokenizer, folder),
+            tokenizer_file=file if file and file.is_file() else None,
+        )
 
-    def prompts(self, rows: pa.Table, column: str, *, room: int, truncate: bool) -> Prompts:
-        """The texts of a column as token ids that leave ``room`` for more; of a longer one, if wanted, its end."""
-        texts = to_arrays(rows, [column])
-        bad, limit = dict(texts.bad), self.max_length - room
-        usable = {row: texts.arrays[column][row] for row in range(rows.num_rows) if row not in bad}
-        read = read_prompts(self.tokenizer, usable)
-        bad |= read.bad
-        ids: dict[int, list[int]] = {}
-        for row, found in read.ids.items():
-            if not found:
-                bad[row] = f"column {column!r} has no tokens"
-            elif len(found) > limit and not truncate:
-                bad[row] = f"{len(found)} tokens are more than {limit}"
-            else:
-                ids[row] = found[-limit:]
-        return Prompts(ids=ids, bad=bad)
+    def prompts(self, rows: pa.Table, plan: TaskPlan, *, room: Mapping[int, int], whole: bool = False) -> Prompts:
+        """Each row's prompt, of those in ``room``, which leaves room for so many tokens more; see ``prompts_of``."""
+        found = prompts_of(rows, plan, tokenizer=self.tokenizer, chat=self.chat, whole=whole)
+        wanted = Prompts(ids={row: ids for row, ids in found.ids.items() if row in room}, bad=found.bad)
+        return fitted(wanted, room=room, max_length=self.max_length, truncate=plan.too_long == "truncate")
+
+    def compiler(self) -> GrammarCompiler:
+        """Of grammars over the model's tokens."""
+        text = None if self.tokenizer_file is None else self.tokenizer_file.read_text("utf-8")
+        return compiler_of(self.tokenizer, tokenizer_json=text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,9 +109,9 @@ class LanguageTask:
     plan: TaskPlan
 
     @classmethod
-    def of(cls, plan: TaskPlan, uri: str) -> Self:
+    def of(cls, plan: TaskPlan, uri: str, replica: ReplicaPlan) -> Self:
         """The task of a plan with the model in a folder; raises as ``Language.of`` does."""
-        return cls(language=Language.of(plan, uri), plan=plan)
+        return cls(language=Language.of(plan, uri, replica), plan=plan)
 
 
 def good_rows(numbers: Sequence[int]) -> np.ndarray:
@@ -112,12 +119,7 @@ def good_rows(numbers: Sequence[int]) -> np.ndarray:
     return np.array(sorted(numbers), np.int64)
 
 
-def _tensor(spec: ModelSpec) -> int:
-    """The most devices over which heads, MLP and vocabulary divide."""
-    sizes = (spec.num_heads, spec.mlp_size, spec.vocab_size, spec.num_kv_heads)
-    devices = jax.local_device_count()
-    return max(count for count in range(1, devices + 1) if all(size % count == 0 for size in sizes))
-
-
-def _mesh(spec: ModelSpec) -> MeshPlan:
-    return MeshPlan(slice=1, data=1, fsdp=1, tensor=_tensor(spec))
+def _chat(plan: TaskPlan, tokenizer: Tokenizer, folder: Path | None) -> Chat | None:
+    if plan.prompt is None or plan.prompt.text is not None:
+        return None
+    return chat_of(tokenizer, folder=folder, template=plan.prompt.chat_template)

@@ -43,6 +43,12 @@ class Replica:
         self._output = output
         self._task = task
         self._bad_rows = bad_rows
+        self._underway: dict[int, float] = {}
+
+    @property
+    def underway(self) -> int:
+        """Rows that are done of parts that aren't."""
+        return int(sum(list(self._underway.values())))
 
     def do(self, part: Part) -> Done:
         """Read a part, work on it, commit it.
@@ -53,13 +59,14 @@ class Replica:
         began = time.monotonic()
         with self._reading:
             rows = self._reader.read(part)
-        worked = self._task.work(rows)
+        worked = self._worked(part, rows)
         reason = _reason(rows, worked) if worked.bad else None
         if reason is not None and self._bad_rows == "fail":
             raise DataError(f"a bad row: {reason}", hint='output.bad_rows = "quarantine" writes such rows apart')
         new = fit_new(worked.columns, self._output.agree(worked.columns.schema))
         good = _with_new(rows.select([*ROW_ID.names, *self._carried]), worked.good, new)
         record = self._output.commit(PartRows(part=part, good=good, bad=_bad(rows, worked)))
+        del self._underway[part.index]
         return Done(
             record=record,
             tokens=worked.tokens,
@@ -67,6 +74,14 @@ class Replica:
             seconds=time.monotonic() - began,
             busy_seconds=worked.busy_seconds,
         )
+
+    def _worked(self, part: Part, rows: pa.Table) -> Worked:
+        self._underway[part.index] = 0
+
+        def tell(count: float) -> None:
+            self._underway[part.index] += count
+
+        return self._task.work(rows, tell=tell)
 
 
 def _with_new(rows: pa.Table, good: np.ndarray, new: pa.Table) -> pa.Table:
@@ -76,10 +91,17 @@ def _with_new(rows: pa.Table, good: np.ndarray, new: pa.Table) -> pa.Table:
                 f"the task's new column {name!r} has the name of a column of the input",
                 hint="name the columns to carry in data.columns, without it",
             )
-    kept = rows if len(good) == rows.num_rows else rows.take(pa.array(good))
+    kept = rows if len(good) == rows.num_rows else _picked(rows, good)
     for field, column in zip(new.schema, new.columns, strict=True):
         kept = kept.append_column(field, column)
     return kept
+
+
+def _picked(rows: pa.Table, numbers: np.ndarray) -> pa.Table:
+    """The rows of these ascending numbers, by slices: Arrow can't take single rows of all types."""
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    pieces = [rows.slice(int(run[0]), len(run)) for run in runs if len(run)]
+    return pa.concat_tables(pieces).combine_chunks() if pieces else rows.slice(0, 0)
 
 
 def _bad(rows: pa.Table, worked: Worked) -> pa.Table:

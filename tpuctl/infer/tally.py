@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,16 +73,18 @@ class Tally:
                 hint="_quarantine in the output has each row's id and reason; output.max_quarantine allows more",
             )
 
-    def progress(self, now: float) -> dict[str, Any]:
-        """The fields of a ``rows`` event."""
+    def progress(self, now: float, *, underway: Mapping[int, int]) -> dict[str, Any]:
+        """The fields of a ``rows`` event; ``underway`` are rows done of parts that aren't, by host."""
         seconds = max(1e-9, now - self.started)
-        rate = self.fresh_rows / seconds
+        ahead = sum(underway.values())
+        done, rate = self.rows + ahead, (self.fresh_rows + ahead) / seconds
+        hosts = {host: self.host_rows.get(host, 0) + underway.get(host, 0) for host in {*self.host_rows, *underway}}
         return {
-            "done": self.rows,
+            "done": done,
             "total": self.total,
             "rows_per_second": rate,
             "tokens_per_second": self.tokens / seconds if self.tokens else None,
-            "eta_seconds": (self.total - self.rows) / rate if rate else None,
+            "eta_seconds": (self.total - done) / rate if rate else None,
             "quarantined": self.quarantined,
-            "host_rows": {str(host): rows for host, rows in sorted(self.host_rows.items())},
+            "host_rows": {str(host): rows for host, rows in sorted(hosts.items())},
         }

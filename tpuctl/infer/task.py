@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,11 +26,21 @@ class Worked:
     busy_seconds: float = 0.0
 
 
+Tell = Callable[[float], None]
+"""Is told of so many rows more that are done; of one at several texts, of parts of it."""
+
+
+def tell_nobody(rows: float) -> None:
+    """A ``Tell`` for who doesn't want to know."""
+
+
 class Task(Protocol):
     """Work on rows. May be called from several threads; what must not happen side by side it guards itself."""
 
-    def work(self, rows: pa.Table) -> Worked:
+    def work(self, rows: pa.Table, *, tell: Tell = tell_nobody) -> Worked:
         """The new columns of these rows. A row that can't be worked on is a bad one, never an exception.
+
+        A task that takes long tells of rows while it is at them.
 
         Raises:
             TpuctlError: no row can be worked on.

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pyarrow as pa
 
 from tpuctl.infer.task import Task
-from tpuctl.model_folder import fingerprint, open_weights
-from tpuctl.plan.infer_schema import TaskPlan
+from tpuctl.model_folder import fingerprint, open_weights, tokenizer_files
+from tpuctl.plan.infer_schema import ReplicaPlan, TaskPlan
+from tpuctl.plan.row_template import columns
+from tpuctl.storage import join, open_storage
 
 
-def task_of(plan: TaskPlan, schema: pa.Schema, *, model: str | None) -> Task:
+def task_of(plan: TaskPlan, schema: pa.Schema, *, model: str | None, replica: ReplicaPlan | None) -> Task:
     """The task on rows of that schema, with the model in a folder. The one place that imports what computes.
 
     Raises:
@@ -24,24 +28,39 @@ def task_of(plan: TaskPlan, schema: pa.Schema, *, model: str | None) -> Task:
         from tpuctl.infer.embed import EmbedTask
 
         return EmbedTask.of(plan, model)
+    assert replica is not None, "plan.infer_model makes one for each language model"
     if plan.kind == "generate":
         from tpuctl.infer.generate import GenerateTask
 
-        return GenerateTask.of(plan, model)
+        return GenerateTask.of(plan, model, replica)
     from tpuctl.infer.score import ClassifyTask, ScoreTask
 
-    return ScoreTask.of(plan, model) if plan.kind == "score" else ClassifyTask.of(plan, model)
+    kind = ScoreTask if plan.kind == "score" else ClassifyTask
+    return kind.of(plan, model, replica)
 
 
 def needed_columns(plan: TaskPlan) -> tuple[str, ...]:
     """The columns that the task reads by name."""
-    return plan.inputs if plan.text_column is None else (plan.text_column,)
+    found = [*plan.inputs, plan.text_column, plan.choices_column]
+    if (prompt := plan.prompt) is not None:
+        templates = [text for text in (prompt.text, prompt.user, prompt.system) if text is not None]
+        found += [prompt.messages_column, *(name for template in templates for name in columns(template))]
+    if plan.sampling is not None:
+        found += [place.partition(".")[0] for place in plan.sampling.columns.values()]
+    return tuple(dict.fromkeys(name for name in found if name is not None))
 
 
-def model_identity(folder: str) -> str:
-    """What tells the weights in a folder from others, wherever they lie.
+def model_identity(folder: str, plan: TaskPlan) -> str:
+    """What tells a model from others, wherever it lies: its weights, and what it reads and writes text with.
 
     Raises:
-        WeightsError: there are none.
+        WeightsError: there are no weights.
+        StorageError: a file can't be read.
     """
-    return fingerprint(open_weights(folder))
+    digest = hashlib.sha256(fingerprint(open_weights(folder)).encode())
+    places = [join(folder, name) for name in tokenizer_files(folder)]
+    if plan.prompt is not None and plan.prompt.chat_template is not None:
+        places.append(plan.prompt.chat_template)
+    for place in places:
+        digest.update(hashlib.sha256(open_storage(place).read(place).data).digest())
+    return digest.hexdigest()[:32]

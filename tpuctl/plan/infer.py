@@ -8,7 +8,8 @@ from tpuctl import __version__
 from tpuctl.builtin_models import BUILTIN_DECODERS, BUILTIN_MODELS
 from tpuctl.plan.environment import plan_job
 from tpuctl.plan.here import Here
-from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, SourcePlan, TaskPlan
+from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, SourcePlan
+from tpuctl.plan.infer_task import plan_task
 from tpuctl.plan.places import dataset_place, plan_run, storage_place
 from tpuctl.plan.schema import InferencePlan
 from tpuctl.plan.slices import plan_slices
@@ -31,7 +32,7 @@ def resolve_inference(recipe: InferenceRecipe, *, environ: Mapping[str, str], he
     job = plan_job(recipe, environ=environ, here=here, findings=findings)
     data = _data(recipe, here=here, findings=findings)
     output = _output(recipe, here=here, findings=findings)
-    task = _task(recipe, here=here, findings=findings)
+    task = plan_task(recipe, here=here, findings=findings)
     model = _model(recipe, here=here, findings=findings)
     findings.settle()
     assert slices is not None  # None only together with a problem
@@ -46,59 +47,15 @@ def resolve_inference(recipe: InferenceRecipe, *, environ: Mapping[str, str], he
         data=data,
         model=model,
         task=task,
+        replica=None,
         output=output,
     )
-
-
-def check_room(task: TaskPlan, findings: Findings) -> None:
-    """Refuse answers so long that no prompt fits before them, once it is settled how long both may be."""
-    if task.kind == "generate" and task.max_length is not None and task.max_tokens >= task.max_length:
-        message = f"{task.max_tokens} tokens of {task.max_length} leave no room for a prompt"
-        findings.refuse("task.max_tokens", message, f"use less than {task.max_length}, or raise task.max_length")
 
 
 def _data(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> InferDataPlan:
     data = recipe.data
     uri = dataset_place("data.uri", data.uri, here=here, findings=findings)
     return InferDataPlan(uri=uri, columns=data.columns, limit=data.limit)
-
-
-def _task(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> TaskPlan:
-    task = recipe.task
-    custom = task.kind == "custom"
-    if custom and task.function is None:
-        findings.refuse("task.function", "missing: a custom task is a function", 'add function = "module:function"')
-    if not custom and task.function is not None:
-        findings.refuse(
-            "task.function", f"a task of kind {task.kind!r} has no function", 'leave it out, or kind = "custom"'
-        )
-    if (task.kind == "classify") != bool(task.choices):
-        message = "missing: there is nothing to choose from" if not task.choices else f"{task.kind!r} has no choices"
-        findings.refuse("task.choices", message, 'choices = [" yes", " no"] belong to kind = "classify"')
-    if len(set(task.choices)) < len(task.choices):
-        twice = next(choice for choice in task.choices if task.choices.count(choice) > 1)
-        findings.refuse("task.choices", f"{twice!r} is there twice", "name every choice once")
-    plan = TaskPlan(
-        kind=task.kind,
-        function=task.function,
-        directory=here.absolute(".") if custom else None,
-        inputs=task.inputs,
-        batch_rows=task.batch_rows,
-        ragged=task.ragged,
-        text_column=None if custom else task.text_column,
-        max_length=task.max_length,
-        too_long=task.too_long,
-        max_tokens=task.max_tokens,
-        temperature=task.temperature,
-        top_p=task.top_p,
-        seed=task.seed,
-        choices=task.choices,
-        dtype=task.dtype,
-        pooling=task.pooling,
-        normalise=task.normalise,
-    )
-    check_room(plan, findings)
-    return plan
 
 
 def _model(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> SourcePlan | None:

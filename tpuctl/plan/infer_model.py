@@ -14,8 +14,9 @@ from tpuctl.modelspec.encoder import ENCODERS
 from tpuctl.modelspec.huggingface import spec_from_config
 from tpuctl.modelspec.values import shown
 from tpuctl.plan.encoder_source import EncoderSource
-from tpuctl.plan.infer import check_room
+from tpuctl.plan.infer_replica import plan_replica
 from tpuctl.plan.infer_schema import TaskPlan
+from tpuctl.plan.infer_task import check_room
 from tpuctl.plan.schema import InferencePlan
 from tpuctl.plan.source import ModelErrors, refusal
 from tpuctl.plan.weights_header import check_header
@@ -36,7 +37,7 @@ def fit_model(plan: InferencePlan, recipe: InferenceRecipe) -> InferencePlan:
     try:
         model = _Model.of(plan.model.uri, plan.task)
     except ModelErrors as error:
-        raise refusal(recipe, error) from error
+        raise refusal(recipe, error, uri=plan.model.uri) from error
     findings = Findings(origin=recipe.origin)
     length = plan.task.max_length or model.usual_length
     if model.positions and length > model.positions:
@@ -44,17 +45,20 @@ def fit_model(plan: InferencePlan, recipe: InferenceRecipe) -> InferencePlan:
         findings.refuse("task.max_length", message, f"use at most {model.positions}")
     task = replace(plan.task, max_length=length)
     check_room(task, findings)
+    replica = plan_replica(model.decoder, task, plan.slice, findings) if model.decoder else None
     findings.settle()
-    return replace(plan, task=task, model=replace(plan.model, parameters=model.parameters))
+    source = replace(plan.model, parameters=model.parameters)
+    return replace(plan, task=task, model=source, replica=replica, notes=(*plan.notes, *findings.notes))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Model:
-    """What a task is held against. ``positions`` is 0 where nothing bounds them."""
+    """What a task is held against. ``positions`` is 0 where nothing bounds them; an encoder has no ``decoder``."""
 
     positions: int
     usual_length: int
     parameters: int
+    decoder: ModelSpec | None = None
 
     @classmethod
     def of(cls, uri: str, task: TaskPlan) -> Self:
@@ -76,7 +80,7 @@ class _Model:
     def of_decoder(cls, spec: ModelSpec) -> Self:
         """What a decoder's spec says."""
         usual = min(spec.max_positions or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
-        return cls(positions=spec.max_positions, usual_length=usual, parameters=num_parameters(spec))
+        return cls(positions=spec.max_positions, usual_length=usual, parameters=num_parameters(spec), decoder=spec)
 
     @classmethod
     def of_encoder(cls, source: EncoderSource) -> Self:

@@ -15,7 +15,7 @@ from tpuctl.modelspec import ModelSpec
 from tpuctl.plan.chat_schema import ChatPlan
 from tpuctl.plan.custom_schema import WorkPlan
 from tpuctl.plan.decode import PlanFormatError, decode
-from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, SourcePlan, TaskPlan
+from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, ReplicaPlan, SourcePlan, TaskPlan
 from tpuctl.plan.serve_schema import EncoderPlan, EndpointPlan, EnginePlan, ServedCheckpointPlan, TextPlan
 from tpuctl.plan.weights_schema import LoraPlan, WeightsPlan
 
@@ -226,11 +226,15 @@ class CustomPlan(Plan):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InferencePlan(Plan):
-    """Batch inference: the rows of a dataset through a task, into a folder of parts."""
+    """Batch inference: the rows of a dataset through a task, into a folder of parts.
+
+    ``replica`` is there once the folder of a language model has been looked at.
+    """
 
     data: InferDataPlan
     model: SourcePlan | None
     task: TaskPlan
+    replica: ReplicaPlan | None
     output: OutputPlan
 
 

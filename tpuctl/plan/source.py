@@ -20,12 +20,12 @@ from tpuctl.modelspec.huggingface import spec_from_config
 from tpuctl.plan.encoder_source import EncoderSource, is_encoder
 from tpuctl.plan.here import Here
 from tpuctl.plan.places import storage_place
-from tpuctl.plan.run_source import read_training_plan, run_and_step
+from tpuctl.plan.run_source import RUN_FILE, read_training_plan, run_and_step
 from tpuctl.plan.serve_schema import ServedCheckpointPlan
 from tpuctl.plan.weights_header import check_header
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import InferenceRecipe, Recipe, ServingRecipe, TrainingRecipe
-from tpuctl.storage import is_gcs
+from tpuctl.storage import is_gcs, join, open_storage
 
 ModelErrors = (WeightsError, StorageError, ModelConfigError)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -106,7 +106,7 @@ def read_source(
         if "://" not in uri:
             check_header(uri, source.spec)
     except ModelErrors as error:
-        raise refusal(recipe, error) from error
+        raise refusal(recipe, error, uri=uri) from error
     return source
 
 
@@ -123,12 +123,26 @@ def _run(recipe: ServingRecipe, *, here: Here) -> ModelSource:
     return ModelSource(uri=uri, spec=plan.model, family="", has_tokenizer=True, checkpoint=checkpoint)
 
 
-def refusal(recipe: TrainingRecipe | ServingRecipe | InferenceRecipe, error: TpuctlError) -> RecipeError:
-    """The error of a model folder as one of the recipe's line; a name on a hub is told that it is none here."""
+def refusal(recipe: TrainingRecipe | ServingRecipe | InferenceRecipe, error: TpuctlError, *, uri: str) -> RecipeError:
+    """The error of the model folder at a place as one of the recipe's line.
+
+    A run's directory is told what makes a model folder of it, a name on a hub that it is none here.
+    """
     asked, hint = recipe.model.source or "", error.hint
-    if _HUB_NAME.fullmatch(asked) and not os.path.isdir(asked):
+    if _is_run(uri):
+        remedy = f"write its weights with `tpuctl export {asked} FOLDER`, and name that folder"
+        named = "name it in model.checkpoint instead" if isinstance(recipe, ServingRecipe) else remedy
+        hint = f"it is a run's directory: {named}"
+    elif _HUB_NAME.fullmatch(asked) and not os.path.isdir(asked):
         hint = "no hub is contacted: name a folder that holds the model, here or in a bucket (gs://bucket/path)"
     return RecipeError(error.message, hint=hint, where=recipe.origin.where("model.source"))
+
+
+def _is_run(uri: str) -> bool:
+    try:
+        return open_storage(uri).exists(join(uri, RUN_FILE))
+    except StorageError:
+        return False
 
 
 def open_source(uri: str) -> ModelSource:

@@ -13,7 +13,7 @@ from typing import Any
 from tpuctl.plan.schema import JobKind
 from tpuctl.recipe.custom import CustomJobTable
 from tpuctl.recipe.data import DataTable
-from tpuctl.recipe.inference import OutputTable, RowsTable, SourceTable, TaskTable
+from tpuctl.recipe.inference import OutputTable, PromptTable, RowsTable, SamplingTable, SourceTable, TaskTable
 from tpuctl.recipe.learning import CheckpointTable, ExpectTable, LoraTable, ModelTable, OptimTable, TrainTable
 from tpuctl.recipe.origin import Origin
 from tpuctl.recipe.placement import ClusterTable, JobTable, MeshTable, RunTable, SliceTable
@@ -67,6 +67,8 @@ class InferenceRecipe(Recipe):
     data: RowsTable = _table(RowsTable, required=True)
     model: SourceTable = _table(SourceTable)
     task: TaskTable = _table(TaskTable, required=True)
+    prompt: PromptTable = _table(PromptTable)
+    sampling: SamplingTable = _table(SamplingTable)
     output: OutputTable = _table(OutputTable, required=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tpuctl.engine.grammar import GrammarCompiler, Vocabulary
+from tpuctl.engine.compiling import compiler_of
 from tpuctl.engine.request import Grammar
 from tpuctl.serve.forms import Form
 from tpuctl.serve.generation import MakeGrammar
@@ -12,13 +12,8 @@ from tpuctl.text import Tokenizer
 
 
 def grammar_maker(tokenizer_json: str | None, *, tokenizer: Tokenizer) -> MakeGrammar:
-    """Makes grammars of forms; raises ``RequestError`` of those that are none. A tokenizer that is no
-    ``tokenizer.json`` is asked for each of its tokens."""
-    eos_ids = tokenizer.special.eos_ids
-    if tokenizer_json is None:
-        compiler = GrammarCompiler.of_vocabulary(_vocabulary(tokenizer), eos_ids=eos_ids)
-    else:
-        compiler = GrammarCompiler.of_json(tokenizer_json, vocab_size=tokenizer.vocab_size, eos_ids=eos_ids)
+    """Makes grammars of forms; raises ``RequestError`` of those that are none."""
+    compiler = compiler_of(tokenizer, tokenizer_json=tokenizer_json)
 
     def make(form: Form) -> Grammar:
         if form.kind == "json_schema":
@@ -28,13 +23,3 @@ def grammar_maker(tokenizer_json: str | None, *, tokenizer: Tokenizer) -> MakeGr
         return compiler.lark(form.source, param=form.param)
 
     return make
-
-
-def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
-    special = tokenizer.special
-    named = {special.bos_id, special.pad_id, tokenizer.separator_id, *special.eos_ids} - {None}
-    return Vocabulary(
-        tokens=[tokenizer.spelled(number) for number in range(tokenizer.vocab_size)],
-        special_ids=tuple(sorted(number for number in named if number is not None)),
-        encode=lambda text: [int(number) for number in tokenizer.encode(text).ids],
-    )

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tpuctl.engine.request import FinishReason, Output, TokenLogprobs
-from tpuctl.serve.stops import StopCutter
 from tpuctl.text import Tokenizer
+from tpuctl.text.stops import StopCutter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpuctl.serve.stops import StopCutter
+from tpuctl.text.stops import StopCutter
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Int32
 
+from tpuctl.errors import DataError
+from tpuctl.storage import NotFoundError, open_storage
 from tpuctl.text.answers import Span, WholeText, answer_spans
 from tpuctl.text.template import ChatTemplate, Conversation
 from tpuctl.text.template_environment import Clock
@@ -24,6 +26,10 @@ class EncodedChat:
     ids: Int32[np.ndarray, " tokens"]
     num_bytes: Int32[np.ndarray, " tokens"]
     is_answer: Bool[np.ndarray, " tokens"]
+
+
+# What a template that asks for the date is told where what is made must not depend on the day it is made.
+TEMPLATE_DATE = datetime(2025, 1, 1)
 
 
 class Chat:
@@ -96,6 +102,20 @@ def load_chat(
         for tools in (False, True)
     )
     return Chat(plain, tokenizer=tokenizer, with_tools=with_tools)
+
+
+def chat_of(tokenizer: Tokenizer, *, folder: Path | None, template: str | None) -> Chat:
+    """The chat of a dataset's rows: with the template at a path or URI, or else the one in the tokenizer's folder.
+
+    Raises:
+        DataError: there is no template, or it is none.
+        StorageError: it can't be read.
+    """
+    try:
+        source = None if template is None else open_storage(template).read(template).data.decode()
+    except NotFoundError as error:
+        raise DataError(f"no chat template at {template}", hint="name its file in chat_template") from error
+    return load_chat(tokenizer, folder=folder, source=source, clock=lambda: TEMPLATE_DATE)
 
 
 def _overlapping(parsed: Parsed, spans: Iterable[Span]) -> Bool[np.ndarray, " tokens"]:

@@ -6,42 +6,18 @@ Apart from ``documents``, as it needs Jinja, which a cluster's image has to have
 from __future__ import annotations
 
 import json
-from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tpuctl.errors import DataError
 from tpuctl.plan.chat_schema import ChatPlan
-from tpuctl.storage import NotFoundError, open_storage
-from tpuctl.text import Tokenizer
 from tpuctl.text.answers import ASSISTANT
-from tpuctl.text.chat import Chat, load_chat
+from tpuctl.text.chat import Chat
+from tpuctl.text.messages import what_is_wrong
 from tpuctl.text.template import Conversation
 from tpuctl.train.data.documents import Made
 from tpuctl.train.data.packing import Document
-
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
-# A system prompt or a tool's result may be empty; a turn of these two without content is a hole in the data.
-_SPEAKERS = frozenset({"user", ASSISTANT})
-
-# What a template that asks for the date is told: a batch must not depend on the day it is made.
-TEMPLATE_DATE = datetime(2025, 1, 1)
-
-
-def chat_of(tokenizer: Tokenizer, *, folder: Path | None, template: str | None) -> Chat:
-    """The chat of a stream: with the template at a path or URI, or else the one in the tokenizer's folder.
-
-    Raises:
-        DataError: there is no template, or it is none.
-        StorageError: it can't be read.
-    """
-    try:
-        source = None if template is None else open_storage(template).read(template).data.decode()
-    except NotFoundError as error:
-        raise DataError(f"no chat template at {template}", hint="set data.chat_template") from error
-    return load_chat(tokenizer, folder=folder, source=source, clock=lambda: TEMPLATE_DATE)
 
 
 class ChatDocuments:
@@ -118,22 +94,8 @@ def _messages(row: str | None) -> list[dict[str, Any]] | Made:
         return _malformed(f"a {type(found).__name__}, expected a list of messages")
     if not found:
         return Made(document=None, fault="empty")
-    wrong = next((text for number, message in enumerate(found) if (text := _wrong(message, number))), None)
+    wrong = what_is_wrong(found)
     return found if wrong is None else _malformed(wrong)
-
-
-def _wrong(message: Any, number: int) -> str | None:
-    if not isinstance(message, dict):
-        return f"message {number} is a {type(message).__name__}, expected an object with role and content"
-    role, content = message.get("role"), message.get("content")
-    if role not in ROLES:
-        known = ", ".join(sorted(ROLES))
-        return f"message {number} has the role {role!r}; roles are {known}"
-    if content is not None and not isinstance(content, str | list):
-        return f"message {number} has content of type {type(content).__name__}, expected text"
-    if role in _SPEAKERS and not content and not message.get("tool_calls"):
-        return f"message {number} ({role}) has no content"
-    return None
 
 
 def _malformed(detail: str) -> Made:

@@ -144,7 +144,8 @@ def _documents(stream: Stream) -> Documents:
     if stream.chat is None:
         return TextDocuments(tokenizer)
     # Here, since a cluster's image needs Jinja only where conversations are learned.
-    from tpuctl.train.data.conversations import ChatDocuments, chat_of
+    from tpuctl.text.chat import chat_of
+    from tpuctl.train.data.conversations import ChatDocuments
 
     chat = chat_of(tokenizer, folder=stream.tokenizer.folder(), template=stream.chat.template)
     return ChatDocuments(chat, rules=stream.chat, sequence_length=stream.sequence_length)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tpuctl.serve.stops import StopCutter
+from tpuctl.text.stops import StopCutter
 
 
 def shown(pieces: list[str], stops: list[str], *, keep_stop: bool = False) -> tuple[list[str], str | None]:
