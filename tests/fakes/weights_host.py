@@ -36,7 +36,7 @@ def main(options: dict[str, Any]) -> None:
 
     config = read_config(options["folder"])
     spec = spec_from_config(config)
-    mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=jax.device_count(), tensor=1))
+    mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=jax.device_count(), expert=1, tensor=1))
     shardings = param_shardings(spec, mesh)
     dtype = jnp.dtype(options["dtype"])
     with PeakMemory() as memory:

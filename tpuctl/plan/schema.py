@@ -68,12 +68,13 @@ class MeshPlan:
     slice: int
     data: int
     fsdp: int
+    expert: int
     tensor: int
 
     @property
     def batch_shards(self) -> int:
         """Shards of the global batch: every axis but ``tensor``."""
-        return self.slice * self.data * self.fsdp
+        return self.slice * self.data * self.fsdp * self.expert
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

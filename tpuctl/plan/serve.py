@@ -132,7 +132,7 @@ def _text(recipe: ServingRecipe, source: ModelSource | None, *, here: Here, find
 
 def _mesh(recipe: ServingRecipe, slices: SlicePlan, findings: Findings) -> MeshPlan | None:
     table, devices = recipe.mesh, slices.total_devices
-    for axis in ("slice", "data", "fsdp"):
+    for axis in ("slice", "data", "fsdp", "expert"):
         if getattr(table, axis) > 1:
             message = f"{getattr(table, axis)}: a served model is split over tensor alone"
             findings.refuse(f"mesh.{axis}", message, "leave it out")
@@ -140,7 +140,7 @@ def _mesh(recipe: ServingRecipe, slices: SlicePlan, findings: Findings) -> MeshP
         message = f"{table.tensor} of the {devices} devices of the slice would be used"
         findings.refuse("mesh.tensor", message, f"leave it out, or choose a slice of {table.tensor}")
         return None
-    return MeshPlan(slice=1, data=1, fsdp=1, tensor=devices)
+    return MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=devices)
 
 
 def _check_division(model: ModelSpec, mesh: MeshPlan, findings: Findings) -> None:
