@@ -35,23 +35,23 @@ def fake_slice(x: int, y: int, z: int = 1, *, slice_index: int = 0) -> list[Fake
 
 
 def mesh_plan(**axes: int) -> MeshPlan:
-    return MeshPlan(**({"slice": 1, "data": 1, "fsdp": 1, "tensor": 1} | axes))
+    return MeshPlan(**({"slice": 1, "data": 1, "fsdp": 1, "expert": 1, "tensor": 1} | axes))
 
 
 def test_create_mesh_names_the_axes_outermost_first():
     mesh = create_mesh(mesh_plan(data=2, fsdp=2, tensor=2))
-    assert mesh.axis_names == AXES == ("slice", "data", "fsdp", "tensor")
-    assert dict(mesh.shape) == {"slice": 1, "data": 2, "fsdp": 2, "tensor": 2}
+    assert mesh.axis_names == AXES == ("slice", "data", "fsdp", "expert", "tensor")
+    assert dict(mesh.shape) == {"slice": 1, "data": 2, "fsdp": 2, "expert": 1, "tensor": 2}
 
 
 def test_create_mesh_with_another_number_of_devices_is_refused_with_both_numbers():
-    with pytest.raises(MeshError, match=r"slice 1 × data 1 × fsdp 3 × tensor 1 has 3 devices, but there are 8"):
+    with pytest.raises(MeshError, match=r"fsdp 3 × expert 1 × tensor 1 has 3 devices, but there are 8"):
         create_mesh(mesh_plan(fsdp=3))
 
 
 def test_create_mesh_puts_tpu_chips_in_the_order_of_the_torus():
     mesh = create_mesh(mesh_plan(fsdp=4, tensor=4), devices=fake_slice(4, 4))
-    rows = [[device.coords[:2] for device in row] for row in mesh.devices[0, 0]]
+    rows = [[device.coords[:2] for device in row] for row in mesh.devices[0, 0, :, 0]]
     assert rows == [[(x, y) for x in range(4)] for y in range(4)]
 
 
@@ -77,11 +77,19 @@ def test_create_mesh_over_another_number_of_slices_is_refused():
         ((4, 4), {"data": 2, "fsdp": 8}, {"data": (2,), "fsdp": (2, 4)}),
         ((8, 4), {"data": 4, "fsdp": 8}, {"data": (4,), "fsdp": (8,)}),
         ((2, 2, 4), {"fsdp": 4, "tensor": 4}, {"fsdp": (4,), "tensor": (2, 2)}),
+        ((4, 4), {"fsdp": 4, "expert": 4}, {"fsdp": (4,), "expert": (4,)}),
     ],
 )
 def test_mesh_axis_knows_the_rings_it_spans(torus, axes, rings):
     mesh = create_mesh(mesh_plan(**axes), devices=fake_slice(*torus))
     assert {name: mesh_axis(mesh, name).rings for name in rings} == rings
+
+
+def test_mesh_axis_of_neighbours_is_the_one_they_make():
+    mesh = create_mesh(mesh_plan(fsdp=4, expert=4), devices=fake_slice(4, 4))
+    both = mesh_axis(mesh, "fsdp", "expert")
+    assert (both.name, both.rings, both.size) == (("fsdp", "expert"), (4, 4), 16)
+    assert mesh_axis(create_mesh(mesh_plan(fsdp=8)), "fsdp", "expert").name == "fsdp"
 
 
 def test_mesh_axis_off_tpu_is_one_ring():
@@ -90,9 +98,9 @@ def test_mesh_axis_off_tpu_is_one_ring():
 
 
 def test_rules_split_a_weight_by_the_meaning_of_its_dimensions():
-    assert RULES.spec(("layer", "embed", "mlp")) == PartitionSpec(None, ("fsdp", "data"), "tensor")
+    assert RULES.spec(("layer", "embed", "mlp")) == PartitionSpec(None, ("fsdp", "expert", "data"), "tensor")
     assert RULES.spec(("layer", "norm")) == PartitionSpec(None, None)
-    assert RULES.spec(("batch", None)) == PartitionSpec(("slice", "data", "fsdp"), None)
+    assert RULES.spec(("batch", None)) == PartitionSpec(("slice", "data", "fsdp", "expert"), None)
 
 
 def test_rules_refuse_two_dimensions_on_one_mesh_axis():
@@ -116,7 +124,7 @@ def test_host_rows_of_a_single_host_are_all_rows():
 
 
 def test_host_rows_of_a_batch_that_does_not_divide_are_refused():
-    with pytest.raises(MeshError, match="batch of size 6 does not divide into 8 parts over slice×data×fsdp"):
+    with pytest.raises(MeshError, match="batch of size 6 does not divide into 8 parts over slice×data×fsdp×expert"):
         host_rows(create_mesh(mesh_plan(fsdp=8)), global_batch=6)
 
 

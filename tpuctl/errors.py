@@ -106,6 +106,10 @@ class JobFailedError(TpuctlError):
     """The job ended without success."""
 
 
+class HostLostError(JobFailedError):
+    """A host of a slice is gone, and with it what all of them were at; starting all of them again may help."""
+
+
 class RunInUseError(TpuctlError):
     """Another job holds the lease of the run directory."""
 

@@ -1,8 +1,9 @@
 """The device mesh, and the one map from logical axes (what a dimension means) to mesh axes (where it lies).
 
-Knows ``MeshPlan`` and jax; knows no model. Weights are stored in shards over ``fsdp`` and ``data`` (each device
-keeps its part of the weights and of the optimizer state only) and once per slice; ``tensor`` splits the heads, the
-MLP, the vocabulary and, between layers, the sequence.
+Knows ``MeshPlan`` and jax; knows no model. Weights are stored in shards over ``fsdp``, ``expert`` and ``data`` (each
+device keeps its part of the weights and of the optimizer state only) and once per slice; ``tensor`` splits the heads,
+the MLP, the vocabulary and, between layers, the sequence. Over ``expert`` the experts of a model are dealt out; to all
+else it is more of ``fsdp``.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tpuctl.errors import TpuctlError
 from tpuctl.plan.schema import MeshPlan
 
-AXES = ("slice", "data", "fsdp", "tensor")
-BATCH_AXES = ("slice", "data", "fsdp")
+AXES = ("slice", "data", "fsdp", "expert", "tensor")
+BATCH_AXES = ("slice", "data", "fsdp", "expert")
 
 
 class MeshError(TpuctlError):
@@ -29,9 +30,12 @@ class MeshError(TpuctlError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
-    """A mesh axis as collectives see it: its length along each dimension of the torus it spans, outermost first."""
+    """A mesh axis, or neighbouring ones as one, as collectives see it.
 
-    name: str
+    ``rings``: its length along each dimension of the torus it spans, outermost first.
+    """
+
+    name: str | tuple[str, ...]
     rings: tuple[int, ...] = (1,)
 
     @property
@@ -46,13 +50,15 @@ class ShardingRules:
 
     batch: tuple[str, ...] = BATCH_AXES
     layer: tuple[str, ...] = ()
-    embed: tuple[str, ...] = ("fsdp", "data")
+    embed: tuple[str, ...] = ("fsdp", "expert", "data")
+    expert_embed: tuple[str, ...] = ("fsdp", "data")
     heads: tuple[str, ...] = ("tensor",)
     kv_heads: tuple[str, ...] = ("tensor",)
     shared_kv_heads: tuple[str, ...] = ()
     head_dim: tuple[str, ...] = ()
     mlp: tuple[str, ...] = ("tensor",)
-    experts: tuple[str, ...] = ()
+    experts: tuple[str, ...] = ("expert",)
+    router: tuple[str, ...] = ()
     vocab: tuple[str, ...] = ("tensor",)
     position: tuple[str, ...] = ()
     norm: tuple[str, ...] = ()
@@ -134,12 +140,16 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def mesh_axis(mesh: Mesh, name: str) -> Axis:
-    """The axis with its rings: how it lies on the torus, or one ring where there is no torus or it fits none."""
-    size = int(mesh.shape[name])
-    inner = math.prod(int(mesh.shape[axis]) for axis in AXES[AXES.index(name) + 1 :])
+def mesh_axis(mesh: Mesh, *names: str) -> Axis:
+    """The axis with its rings: how it lies on the torus, or one ring where there is no torus or it fits none.
+
+    Several names, neighbours in the mesh, are the axis they make together.
+    """
+    long = tuple(name for name in names if mesh.shape[name] > 1) or names[:1]
+    size = math.prod(int(mesh.shape[name]) for name in long)
+    inner = math.prod(int(mesh.shape[axis]) for axis in AXES[AXES.index(long[-1]) + 1 :])
     grid = _torus(mesh.devices.reshape(int(mesh.shape["slice"]), -1)[0])
-    return Axis(name=name, rings=_rings(grid, stride=inner, size=size) or (size,))
+    return Axis(name=long if len(long) > 1 else long[0], rings=_rings(grid, stride=inner, size=size) or (size,))
 
 
 def host_rows(mesh: Mesh, *, global_batch: int) -> tuple[int, ...]:

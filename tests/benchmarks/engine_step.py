@@ -158,7 +158,7 @@ def _engine(options: argparse.Namespace) -> tuple[Any, Any, Any]:
 
     spec = PRESETS[options.model]
     spec = spec if spec.vocab_size else replace(spec, vocab_size=VOCAB)
-    mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=1, tensor=1), devices=jax.devices()[:1])
+    mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=1), devices=jax.devices()[:1])
     most = max(options.concurrency)
     sizes = EngineOptions(
         max_length=IN + OUT,

@@ -37,6 +37,7 @@ FLAGS = {
     "plan": {"--output", "--set"},
     "run": {"--cluster", "--detach", "--dry-run", "--output", "--quiet", "--set", "--wait"},
     "schema": {"--output"},
+    "serve config": {"--set"},
     "serve logs": {"--cluster", "--follow", "--host", "--output", "--tail"},
     "serve ls": {"--cluster", "--output", "--quiet"},
     "serve run": {"--cluster", "--detach", "--dry-run", "--output", "--quiet", "--set", "--wait"},

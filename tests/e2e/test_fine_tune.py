@@ -71,7 +71,7 @@ def test_lora_recipe_learns_resumes_bit_for_bit_and_exports_both_forms(
     resumed = train(tpuctl, "lora.toml", broken, *keys, "train.steps=40")
     assert "resuming from step 15" in resumed.out, resumed.everything
     found = losses(whole)
-    assert found[40] < found[1] - 0.2, done.everything
+    assert found[40] < found[1] - 0.1, done.everything
     assert losses(broken) == found
 
     adapters = tensors(export(tpuctl, whole, tmp_path / "peft", "--format", "peft") / "adapter_model.safetensors")
@@ -96,7 +96,7 @@ def test_chat_recipe_trains_all_weights_and_exports_a_model_with_its_template(
     keys = (f"model.source={model}", *SMALL, "train.steps=20", "optim.warmup_steps=2", "optim.learning_rate=1e-2")
     done = train(tpuctl, "chat.toml", run, *keys)
     found = losses(run)
-    assert found[20] < found[1] - 0.2, done.everything
+    assert found[20] < found[1] - 0.1, done.everything
     out = export(tpuctl, run, tmp_path / "out")
     assert (out / "tokenizer_config.json").read_text() == (model / "tokenizer_config.json").read_text()
     before, after = tensors(model / "model.safetensors"), tensors(out / "model.safetensors")

@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from tpuctl.entrypoints.gang import GangConfig, Seat, _Joining, deal_ranks, point_the_way
+from tpuctl.entrypoints.gang import GangConfig, _Joining, point_the_way
+from tpuctl.entrypoints.seats import Seat, deal_ranks
 from tpuctl.errors import ClusterError
 
 

@@ -42,7 +42,7 @@ def tiny_params(spec: ModelSpec = SPEC) -> ParamTree:
 
 
 def tensor_mesh(*, tensor: int = 1) -> Mesh:
-    shape = MeshPlan(slice=1, data=1, fsdp=1, tensor=tensor)
+    shape = MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=tensor)
     return create_mesh(shape, devices=jax.devices()[:tensor])
 
 

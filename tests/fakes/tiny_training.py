@@ -79,7 +79,7 @@ def make_plan(
     *, model: ModelSpec = SPEC, optim: OptimPlan = OPTIM, mesh: dict[str, int] | None = None, **train: object
 ) -> TrainingPlan:
     """A plan for training only: what other rooms read of it is made up."""
-    axes = {"slice": 1, "data": 1, "fsdp": 1, "tensor": 1} | (mesh or {})
+    axes = {"slice": 1, "data": 1, "fsdp": 1, "expert": 1, "tensor": 1} | (mesh or {})
     return TrainingPlan(
         kind="train",
         entrypoint="tpuctl.entrypoints.train",

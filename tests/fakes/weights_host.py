@@ -36,7 +36,7 @@ def main(options: dict[str, Any]) -> None:
 
     config = read_config(options["folder"])
     spec = spec_from_config(config)
-    mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=jax.device_count(), tensor=1))
+    mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=jax.device_count(), expert=1, tensor=1))
     shardings = param_shardings(spec, mesh)
     dtype = jnp.dtype(options["dtype"])
     with PeakMemory() as memory:
@@ -72,7 +72,12 @@ def own_elements(params: Any) -> tuple[int, int]:
 
 
 def start(
-    options: dict[str, Any], *, processes: int, devices: int, stderr: bool = False
+    options: dict[str, Any],
+    *,
+    processes: int,
+    devices: int,
+    stderr: bool = False,
+    module: str = "tests.fakes.weights_host",
 ) -> list[subprocess.Popen[str]]:
     """The processes, each with so many virtual CPU devices; with ``stderr`` what they say there is kept."""
     with socket.socket() as free:
@@ -87,7 +92,7 @@ def start(
     asked = [options | {"address": address, "processes": processes, "process": i} for i in range(processes)]
     return [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.fakes.weights_host", json.dumps(one)],
+            [sys.executable, "-m", module, json.dumps(one)],
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,

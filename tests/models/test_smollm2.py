@@ -38,7 +38,7 @@ def next_logits() -> Any:
     """Logits of the token after some ids; the weights come through a mesh of eight devices."""
     folder = model_folder(MODEL)
     spec = spec_from_config(read_config(folder))
-    mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=8, tensor=1))
+    mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=8, expert=1, tensor=1))
     shardings = param_shardings(spec, mesh)
     loaded = load_params(spec, folder, family="llama", shardings=shardings, dtype=jnp.float32)
     params = jax.device_put(loaded.params, jax.devices()[0])

@@ -37,7 +37,7 @@ pytestmark = [
 def test_greedy_prompts_together_equal_the_forward_pass() -> None:
     folder = model_folder(MODEL)
     spec = spec_from_config(read_config(folder))
-    mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=1, tensor=1), devices=jax.devices()[:1])
+    mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=1), devices=jax.devices()[:1])
     shardings = jax.tree.map(
         lambda axes, leaf: named_sharding(mesh, axes, shape=leaf.shape),
         logical_axes(spec),

@@ -68,7 +68,8 @@ def test_matrices_of_a_layer_have_the_sharded_dimension_first_or_last_but_one():
     # Along any other, TPU shards are padded and gradients leave by all-reduce.
     spec = replace(SPEC, qkv_bias=True, experts=ExpertSpec(num_experts=4, experts_per_token=2, mlp_size=16))
     for axes in jax.tree.leaves(logical_axes(spec)["layers"], is_leaf=lambda node: isinstance(node, tuple)):
-        assert "embed" not in axes or axes[1] == "embed" or axes[-2] == "embed", axes
+        split = {"embed", "expert_embed"}.intersection(axes)
+        assert not split or axes[1] in split or axes[-2] in split, axes
 
 
 @pytest.mark.parametrize(

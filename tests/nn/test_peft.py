@@ -65,7 +65,7 @@ def tensors_of(folder: Path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", LORAS)
 def test_logits_with_an_adapter_are_those_of_peft(name: str) -> None:
     model = adapted_model(name)
-    place = replicated(create_mesh(MeshPlan(slice=1, data=1, fsdp=1, tensor=1), devices=jax.devices()[:1]))
+    place = replicated(create_mesh(MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=1), devices=jax.devices()[:1]))
     places = jax.tree.map(lambda _: place, logical_axes(model.spec), is_leaf=lambda node: isinstance(node, tuple))
     weights = load_params(
         model.spec, str(MODELS / name), family=model.family, shardings=places, dtype=jnp.float32

@@ -22,7 +22,7 @@ UNTIED = CONFIG | {"tie_word_embeddings": False}
 
 
 def load(folder: Path | str, *, spec: ModelSpec = SPEC, dtype: Any = np.float32, tensor: int = 2) -> Loaded:
-    mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=8 // tensor, tensor=tensor))
+    mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=8 // tensor, expert=1, tensor=tensor))
     shardings = param_shardings(spec, mesh)
     return load_params(spec, str(folder), family="llama", shardings=shardings, dtype=dtype)
 

@@ -34,9 +34,16 @@ EXPERTS = ["model.preset=qwen3-30b-a3b", "data.tokenizer=bytes"]
 def test_plan_mesh_makes_every_device_part_of_it(make_plan, overrides, mesh) -> None:
     plan = make_plan(*overrides)
     axes = (plan.mesh.slice, plan.mesh.data, plan.mesh.fsdp, plan.mesh.tensor)
-    assert axes == mesh
+    assert (*axes, plan.mesh.expert) == (*mesh, 1)
     assert math.prod(axes) == plan.slice.total_devices
     assert plan.train.global_batch % (plan.mesh.batch_shards * plan.train.microbatches) == 0
+
+
+def test_plan_mesh_deals_experts_out_where_it_is_told(make_plan) -> None:
+    plan = make_plan(*EXPERTS, "slice.topology=8x8", "train.global_batch=64", "mesh.expert=16", "mesh.tensor=2")
+    assert (plan.mesh.fsdp, plan.mesh.expert, plan.mesh.tensor) == (2, 16, 2)
+    assert plan.mesh.batch_shards == 32
+    assert make_plan(*EXPERTS, "slice.topology=8x8", "train.global_batch=64", "mesh.expert=64").mesh.expert == 64
 
 
 def test_plan_mesh_that_splits_by_tensor_unasked_says_why(make_plan) -> None:
@@ -68,6 +75,14 @@ def test_plan_mesh_that_splits_by_tensor_unasked_says_why(make_plan) -> None:
         (["mesh.tensor=2", "train.sequence_length=129"], "mesh.tensor", "sequence_length 129", ""),
         (["mesh.tensor=2", "model.mlp_size=333"], "mesh.tensor", "mlp_size 333", ""),
         (["model.hidden_size=130", "mesh.tensor=1"], "mesh.fsdp", "hidden_size 130", "tensor"),
+        (["mesh.expert=2"], "mesh.expert", "no experts to deal out", "fsdp"),
+        (["mesh.expert=3"], "mesh.expert", "expert 3 does not make the 4 devices", "product"),
+        (
+            [*EXPERTS, "slice.topology=16x16", "mesh.expert=256", "train.global_batch=256"],
+            "mesh.expert",
+            "the 128 experts",
+            "divisor of 128",
+        ),
     ],
 )
 def test_plan_mesh_on_which_something_does_not_divide_says_what(make_plan, overrides, key, message, hint) -> None:

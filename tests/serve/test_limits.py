@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import socket
 import ssl
+import threading
 from pathlib import Path
 
 import httpx
@@ -15,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.fakes.toy_engine import ToyEngine
 from tests.serve.server import running
+from tpuctl.engine.request import Request
 from tpuctl.errors import UsageError
 from tpuctl.serve.border import HttpOptions
 from tpuctl.serve.connection import BoundedProtocol
@@ -65,13 +67,21 @@ def test_slow_rate_lets_one_request_in_at_once_and_says_how_long_to_wait() -> No
 
 
 def test_stream_holds_its_keys_place_until_it_ends_or_is_left() -> None:
+    gate = threading.Event()
+
+    def gated(_: Request, position: int) -> int:
+        """A letter; the first few at once, the others when the gate is open."""
+        return ord("a") if position < 4 or gate.wait(60) else 256
+
     options = HttpOptions(keys=Keys([ONE, OTHER]), key_limits=KeyLimits(concurrent=1))
-    with running(ToyEngine(step_seconds=0.02), http=options) as served:
+    with running(ToyEngine(gated), http=options) as served:
         body = {**BODY, "stream": True, "max_tokens": 200}
         with served.client.stream("POST", "/v1/completions", json=body, headers=bearer(ONE)) as stream:
-            next(stream.iter_lines())
+            lines = stream.iter_lines()  # held, since with it goes the connection
+            next(lines)
             refused = served.client.post("/v1/completions", json=BODY, headers=bearer(ONE))
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+            gate.set()
             assert served.client.post("/v1/completions", json=BODY, headers=bearer(OTHER)).status_code == 200
         served.wait_until_idle()
         for _ in range(3):

@@ -30,7 +30,8 @@ pytestmark = [
 def test_scores_through_the_endpoint_are_those_of_transformers(tmp_path: Path) -> None:
     task = (TASK / "facts.yaml").read_text().replace("FACTS", str(TASK / "facts.jsonl"))
     (tmp_path / "facts.yaml").write_text(task)
-    ours = [f"model.source={MODEL}", "serve.name=served", "engine.max_length=256"]
+    small = ["engine.max_length=256", "engine.max_sequences=8", "engine.max_step_tokens=64"]
+    ours = [f"model.source={MODEL}", "serve.name=served", *small]
     with served_here("serve-quickstart.toml", *ours, cwd=tmp_path) as url:
         served = _evaluated(
             "local-completions",

@@ -41,7 +41,7 @@ CASES: dict[str, tuple[ModelSpec, int]] = {
 def compiled(spec: ModelSpec, *, tensor: int) -> dict[str, Any]:
     """The step with 64 sequences and 512 tokens: its kernels, memory and time to compile."""
     topology = topologies.get_topology_desc(platform="tpu", topology_name="v6e:2x4")
-    mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=1, tensor=tensor), devices=topology.devices[:tensor])
+    mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=tensor), devices=topology.devices[:tensor])
     options = EngineOptions(max_length=4096, num_pages=2048, page_size=64, max_running=64, max_step_tokens=512)
     program = StepProgram(spec, mesh=mesh, engine=options, options=RunnerOptions(dtype=jnp.bfloat16))
     batch = SlotTable(program.sizes, eos_ids=()).batch([], bucket=Bucket(tokens=512, rows=64))

@@ -4,6 +4,7 @@ Each test prints memory, work and communication of one device and step; run with
 """
 
 import importlib.util
+import math
 from dataclasses import replace
 
 import pytest
@@ -43,7 +44,7 @@ TOKENS = 1024
 def plan_for(
     generation: str, topology: str, mesh: dict[str, int], *, hosts: int, model: ModelSpec = SPEC, **train: object
 ) -> Plan:
-    devices = mesh.get("slice", 1) * mesh.get("data", 1) * mesh.get("fsdp", 1) * mesh.get("tensor", 1)
+    devices = math.prod(mesh.values())
     shards = devices // mesh.get("tensor", 1)
     plan = make_plan(
         model=model,

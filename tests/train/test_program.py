@@ -18,9 +18,9 @@ from tpuctl.plan.schema import MeshPlan, TrainingPlan
 from tpuctl.train import loop
 from tpuctl.train.program import Program, program_for
 
-SPLIT = MeshPlan(slice=1, data=2, fsdp=2, tensor=1)
-SPLIT_OTHERWISE = MeshPlan(slice=1, data=1, fsdp=2, tensor=2)
-ALONE = MeshPlan(slice=1, data=1, fsdp=1, tensor=1)
+SPLIT = MeshPlan(slice=1, data=2, fsdp=2, expert=1, tensor=1)
+SPLIT_OTHERWISE = MeshPlan(slice=1, data=1, fsdp=2, expert=1, tensor=2)
+ALONE = MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=1)
 
 
 @cache

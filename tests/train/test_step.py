@@ -30,7 +30,7 @@ MESHES = [
 
 
 def mesh_of(plan: TrainingPlan):
-    count = math.prod((plan.mesh.slice, plan.mesh.data, plan.mesh.fsdp, plan.mesh.tensor))
+    count = math.prod((plan.mesh.slice, plan.mesh.data, plan.mesh.fsdp, plan.mesh.expert, plan.mesh.tensor))
     return create_mesh(plan.mesh, devices=jax.devices()[:count])
 
 
@@ -147,6 +147,10 @@ FAMILIES = {
     "experts": (
         {"experts": ExpertSpec(num_experts=4, experts_per_token=2, mlp_size=16, dense_layers=(1,))},
         {"data": 2, "fsdp": 2, "tensor": 2},
+    ),
+    "experts dealt out": (
+        {"experts": ExpertSpec(num_experts=4, experts_per_token=2, mlp_size=16, dense_layers=(1,))},
+        {"data": 2, "expert": 2, "tensor": 2},
     ),
 }
 

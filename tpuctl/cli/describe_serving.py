@@ -23,6 +23,7 @@ def describe_serving(plan: ServingPlan) -> list[tuple[str, str]]:
         ("engine", f"{counted(engine.max_sequences, 'sequence')} of at most {engine.max_length:,} tokens; {pages}"),
         ("seed", str(engine.seed)),
         ("endpoint", _endpoint(plan.endpoint)),
+        *([("handed to", "vLLM by Ray Serve LLM; `tpuctl serve config` prints how")] if plan.handover else []),
     ]
 
 
@@ -51,5 +52,8 @@ def _endpoint(endpoint: EndpointPlan) -> str:
     port = endpoint.port or "any free port"
     keys = "open to all who reach it" if endpoint.is_open else "with API keys"
     limits = f"{endpoint.max_waiting:,} may wait, at most {endpoint.timeout_seconds:g} s an answer"
+    if endpoint.is_replicated:
+        few = "" if endpoint.min_replicas == endpoint.max_replicas else f"{endpoint.min_replicas} to "
+        limits += f"; {few}{counted(endpoint.max_replicas, 'replica')}"
     scheme = "HTTP" if endpoint.tls_cert is None else "HTTPS"
     return f"{endpoint.name} at {endpoint.host}, port {port} ({scheme}), {keys}; {limits}"

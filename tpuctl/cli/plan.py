@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 from collections.abc import Sequence
@@ -163,10 +164,7 @@ def _source(plan: InferencePlan) -> str:
 
 def _training(plan: TrainingPlan) -> list[tuple[str, str]]:
     return [
-        (
-            "mesh",
-            f"slice {plan.mesh.slice} · data {plan.mesh.data} · fsdp {plan.mesh.fsdp} · tensor {plan.mesh.tensor}",
-        ),
+        ("mesh", " · ".join(f"{axis} {length}" for axis, length in dataclasses.asdict(plan.mesh).items())),
         ("model", _model(plan)),
         ("weights", _weights(plan)),
         *([("lora", _lora(plan))] if plan.lora else []),

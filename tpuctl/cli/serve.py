@@ -15,6 +15,8 @@ from tpuctl.cli.options import (
     Output,
     OutputOption,
     QuietOption,
+    RecipeArgument,
+    SetOption,
 )
 from tpuctl.cli.start import launching_verb
 from tpuctl.cli.stop import stop
@@ -52,6 +54,22 @@ serve.command("run")(
         "running.",
     )
 )
+
+
+@serve.command()
+def config(recipe: RecipeArgument, set_: SetOption = None) -> None:
+    """Print the Ray Serve config of a recipe with serve.engine = "vllm", as YAML for `serve deploy` and KubeRay."""
+    import json
+
+    import yaml
+
+    from tpuctl.cli.plan import resolve_recipe
+    from tpuctl.plan.schema import ServingPlan
+
+    plan = resolve_recipe(recipe, set_ or ())
+    if not isinstance(plan, ServingPlan) or plan.handover is None:
+        raise UsageError("only a recipe that hands over to vLLM has such a config", hint='serve.engine = "vllm"')
+    console.out(yaml.safe_dump(json.loads(plan.handover), sort_keys=False).rstrip())
 
 
 @serve.command()

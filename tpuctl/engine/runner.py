@@ -134,14 +134,7 @@ class StepProgram:
         self.kernel = options.kernel or kernel_for(platform)
         self.chained = platform == "cpu" and mesh.size == 1
         self.partition = Partition(tensor=mesh_axis(mesh, "tensor"))
-        self.sizes = BatchSizes(
-            max_running=engine.max_running,
-            pages_per_sequence=engine.pages_per_sequence,
-            page_size=engine.page_size,
-            scratch_page=engine.num_pages,
-            query_block=QUERY_BLOCK,
-            vocab_size=spec.vocab_size,
-        )
+        self.sizes = batch_sizes(spec, engine)
         self.page_shape = PageShape(
             num_layers=spec.num_layers,
             num_pages=engine.num_pages + 1,
@@ -220,6 +213,18 @@ class StepProgram:
         if self.mesh.size == 1:
             return function
         return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def batch_sizes(spec: ModelSpec, engine: EngineOptions) -> BatchSizes:
+    """How large the arrays of a step are; for who makes them without a runner of its own, too."""
+    return BatchSizes(
+        max_running=engine.max_running,
+        pages_per_sequence=engine.pages_per_sequence,
+        page_size=engine.page_size,
+        scratch_page=engine.num_pages,
+        query_block=QUERY_BLOCK,
+        vocab_size=spec.vocab_size,
+    )
 
 
 def _set_counts(state: dict[str, Array], slot: Array, counts: Array) -> dict[str, Array]:

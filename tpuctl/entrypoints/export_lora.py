@@ -41,7 +41,8 @@ class MergedLeaves:
         self._lora, self._arrays = plan.lora, arrays
         self._leaves = fit(files, plan.model, family=plan.weights.family)
         self._reader = Reader(source)
-        self._place = replicated(create_mesh(MeshPlan(slice=1, data=1, fsdp=1, tensor=1), devices=jax.devices()[:1]))
+        alone = MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=1)
+        self._place = replicated(create_mesh(alone, devices=jax.devices()[:1]))
         self._targets = {f"layers/{TARGETS[target]}": target for target in plan.lora.targets}
 
     def read(self, path: str) -> np.ndarray:

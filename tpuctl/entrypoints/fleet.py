@@ -67,13 +67,18 @@ class Fleet:
             TpuctlError: a part failed for a reason; hosts died too often; none can be had.
         """
         dealer = Dealer(parts)
-        while dealer.left or any(host.parts for host in self._hosts.values()):
+        while dealer.left or self.at_work:
             if stop():
-                if not any(host.parts for host in self._hosts.values()):
+                if not self.at_work:
                     return
             else:
                 self._deal(dealer, parts)
             yield from self._settle(dealer)
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a host has parts."""
+        return any(host.parts for host in self._hosts.values())
 
     @property
     def underway(self) -> dict[int, int]:

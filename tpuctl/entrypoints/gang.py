@@ -20,18 +20,10 @@ from ray.util.tpu import get_tpu_coordinator_env_vars
 
 from tpuctl.entrypoints.emit import emit
 from tpuctl.entrypoints.preemption import heed_sigterm, heed_sigterm_no_more
+from tpuctl.entrypoints.seats import deal_ranks, take_seat
 from tpuctl.errors import ClusterError
 
 SHUTDOWN_TIMEOUT_SECONDS = 30
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Seat:
-    """What one worker finds in its environment: which slice it sits on, and as which host."""
-
-    slice_name: str
-    worker_id: int
-    node: str
 
 
 @dataclass
@@ -83,33 +75,6 @@ class GangBackend(Backend):
             return
         refs: list[Any] = worker_group.execute_async(leave)
         ray.wait(refs, num_returns=len(refs), timeout=SHUTDOWN_TIMEOUT_SECONDS)
-
-
-def deal_ranks(seats: list[Seat], *, slices: int, hosts: int) -> list[int]:
-    """The JAX process id of each seat: slices in the order of their names, hosts in that of their worker ids.
-
-    Raises:
-        ClusterError: Another number of slices, or a slice whose worker ids are not 0 .. hosts-1.
-    """
-    names = sorted({seat.slice_name for seat in seats})
-    if len(names) != slices:
-        raise ClusterError(f"the workers landed on {len(names)} slices ({', '.join(names)}), not on {slices}")
-    for name in names:
-        found = sorted(seat.worker_id for seat in seats if seat.slice_name == name)
-        if found != list(range(hosts)):
-            where = ", ".join(f"{s.worker_id} on {s.node}" for s in seats if s.slice_name == name)
-            raise ClusterError(
-                f"slice {name} should have the TPU worker ids 0 to {hosts - 1}, but has {where}",
-                hint="TPU_WORKER_ID is set by the node's start-up (on GKE by Ray's webhook); recreate the odd pod",
-            )
-    return [names.index(seat.slice_name) * hosts + seat.worker_id for seat in seats]
-
-
-def take_seat() -> Seat:
-    """This worker's seat, from the environment of its node."""
-    node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-    name = os.environ.get("TPU_NAME", "")
-    return Seat(slice_name=name or f"(unnamed, {node})", worker_id=int(os.environ.get("TPU_WORKER_ID", "0")), node=node)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

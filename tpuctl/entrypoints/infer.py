@@ -134,7 +134,7 @@ def _follow(fleet: Fleet, left: _Assignment, *, stop: Callable[[], bool]) -> Non
     told = 0.0
     for step in fleet.run(left.parts, stop=stop):
         now = time.monotonic()
-        if not tally.fresh_rows and not fleet.underway:
+        if not fleet.at_work and not tally.fresh_rows:
             tally.started = now  # starting is no part of the speed
         if step is not None:
             host, done = step

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,15 +23,15 @@ from tpuctl.serve.server import Loaded, LoadedEncoder, Server, ServerOptions, Tl
 if TYPE_CHECKING:
     from tpuctl.plan.serve_schema import EndpointPlan
 
-# ``run`` takes one of them for good; news, facts and a stop are asked for meanwhile.
-CALLS_AT_ONCE = 4
+# ``run`` takes one of them for good; news and a stop are asked for meanwhile.
+CALLS_AT_ONCE = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class News:
     """What the driver has not told yet. ``figures`` are None before the endpoint is ready."""
 
-    phases: list[Event]
+    events: list[Event]
     figures: dict[str, Any] | None
 
 
@@ -44,53 +43,56 @@ class ServeHost:
         os.environ.update(self._plan.job.env | self._plan.job.secrets)
         os.environ.setdefault("JAX_PLATFORMS", "tpu")
         self._simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
-        self._started = time.monotonic()
-        self._front = Front(_http(self._plan.endpoint))
-        self._server = Server(self._front, _options(self._plan))
-        self._ready = threading.Event()
+        self._front = Front(http_options(self._plan.endpoint))
+        self._server = Server(self._front, server_options(self._plan))
         self._told: list[Event] = []
+        self._began()
 
     def run(self) -> None:
         """Load the model and serve it until ``stop``."""
-        asyncio.run(self._server.run(self._load, on_ready=self._ready.set))
+        asyncio.run(self._server.run(self._load, on_ready=self._tell_ready))
 
     def stop(self) -> None:
         """Let answers under way end, and ``run`` with them."""
         self._server.stop()
 
-    def ready(self) -> dict[str, Any]:
-        """The facts of a ready endpoint; waits for it."""
-        self._ready.wait()
-        scheme = "http" if self._plan.endpoint.tls_cert is None else "https"
-        url = f"{scheme}://{_address(self._plan.endpoint)}:{self._server.port}"
-        return {
-            "url": url,
-            "model": self._plan.endpoint.name,
-            "seconds": time.monotonic() - self._started,
-            "curl": _curl(url, self._plan),
-        }
-
     def news(self, *, since: int) -> News:
-        """The phases gone through but for the first ``since``, and the figures of this moment."""
+        """What there is to tell but for the first ``since`` events, and the figures of this moment."""
         serving = self._front.serving
-        return News(phases=self._told[since:], figures=None if serving is None else serving.figures())
+        return News(events=self._told[since:], figures=None if serving is None else serving.figures())
+
+    def tell(self, phase: str, **fields: Any) -> None:
+        """Make known what is done, here and to who asks whether this is ready."""
+        self._front.phase = phase
+        self._told.append(event("phase", phase=phase, **fields))
+
+    def _began(self) -> None:
+        self._started = time.monotonic()
+        self._front.phase = "loading weights"
+
+    def _tell_ready(self) -> None:
+        self._told.append(ready_event(self._plan, port=self._server.port, seconds=time.monotonic() - self._started))
 
     def _load(self) -> Loaded | LoadedEncoder:
         # Not at the top: the driver imports this file too, and must not touch the chips.
         from tpuctl.entrypoints.serve_encoder import load_served_encoder
         from tpuctl.entrypoints.serve_model import load_model
 
-        def tell(phase: str, **fields: Any) -> None:
-            self._front.phase = phase
-            self._told.append(event("phase", phase=phase, **fields))
-
-        self._front.phase = "loading weights"
         if isinstance(self._plan, EmbeddingPlan):
-            return load_served_encoder(self._plan, simulated=self._simulated, tell=tell)
-        return load_model(self._plan, simulated=self._simulated, tell=tell)
+            return load_served_encoder(self._plan, simulated=self._simulated, tell=self.tell)
+        return load_model(self._plan, simulated=self._simulated, tell=self.tell)
 
 
-def _http(endpoint: EndpointPlan) -> HttpOptions:
+def ready_event(plan: ServingPlan | EmbeddingPlan, *, port: int, seconds: float) -> Event:
+    """The facts of an endpoint of this process that is ready."""
+    endpoint = plan.endpoint
+    scheme = "http" if endpoint.tls_cert is None else "https"
+    url = f"{scheme}://{_address(endpoint)}:{port}"
+    return event("ready", url=url, model=endpoint.name, seconds=seconds, curl=_curl(url, plan))
+
+
+def http_options(endpoint: EndpointPlan) -> HttpOptions:
+    """What the plan says of HTTP."""
     limits = KeyLimits(requests_per_second=endpoint.key_requests_per_second, concurrent=endpoint.key_concurrent)
     return HttpOptions(keys=_keys(endpoint), key_limits=limits, max_body_bytes=endpoint.max_body_bytes)
 
@@ -103,7 +105,8 @@ def _keys(endpoint: EndpointPlan) -> Keys | None:
     return None
 
 
-def _options(plan: ServingPlan | EmbeddingPlan) -> ServerOptions:
+def server_options(plan: ServingPlan | EmbeddingPlan) -> ServerOptions:
+    """What the plan says of the server."""
     endpoint = plan.endpoint
     at_once = plan.engine.max_sequences if isinstance(plan, ServingPlan) else plan.encoder.batch_rows
     tls = None

@@ -6,46 +6,37 @@ Ready means: every shape is compiled, and the engine says what the plain forward
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from tpuctl.builtin_models.fetch import model_folder
-from tpuctl.engine.engine import Engine, create_engine
+from tpuctl.engine.engine import Engine
+from tpuctl.engine.lockstep import Forward
 from tpuctl.engine.options import EngineOptions, buckets
-from tpuctl.engine.request import Request, SamplingParams
-from tpuctl.engine.runner import RunnerOptions
+from tpuctl.engine.runner import Runner, RunnerOptions
+from tpuctl.entrypoints.parity import check_parity, plain_forward
 from tpuctl.entrypoints.programs import keep_programs
 from tpuctl.entrypoints.serve_checkpoint import exported_checkpoint
-from tpuctl.errors import DataError, JobFailedError
+from tpuctl.entrypoints.serve_text import load_text
 from tpuctl.mesh import create_mesh
-from tpuctl.nn.decoder import TokenRows
-from tpuctl.nn.params import ParamTree, bind, init_params, param_shardings
+from tpuctl.nn.params import ParamTree, init_params, param_shardings
 from tpuctl.nn.weights import load_params
 from tpuctl.plan.schema import ServingPlan
-from tpuctl.plan.serve_schema import TextPlan
 from tpuctl.serve.generation import MakeGrammar
-from tpuctl.serve.grammars import grammar_maker
 from tpuctl.serve.served import Served
 from tpuctl.serve.server import Loaded
-from tpuctl.text import TOKENIZER_FILE, Tokenizer
-from tpuctl.text.chat import Chat, load_chat
-from tpuctl.text.place import TokenizerRef
-from tpuctl.text.template_files import find_templates
+from tpuctl.text import Tokenizer
+from tpuctl.text.chat import Chat
 from tpuctl.train.devices import verify_devices
 
-PROBE_TOKENS = 8
-PROBE_STEPS = 4
-# How far below the likeliest logit the engine's choice may lie: a rounding of the two ways to add up the same sums.
-_TIES = {"float32": 1e-3, "bfloat16": 0.125}
-
 Tell = Callable[..., None]
+Text = tuple[Tokenizer, Chat | None, MakeGrammar]
 
 
 def load_model(plan: ServingPlan, *, simulated: bool, tell: Tell) -> Loaded:
@@ -57,19 +48,50 @@ def load_model(plan: ServingPlan, *, simulated: bool, tell: Tell) -> Loaded:
         DataError: The tokenizer can't be read, or has more ids than the model has rows.
         JobFailedError: The engine does not say what the model says.
     """
-    verify_devices(plan, simulated=simulated)
+    with local_plan(plan, tell=tell) as found:
+        text = load_text(found)
+        options = engine_options(found, text[0])
+        runner, forward = ready_runner(found, options, simulated=simulated, tell=tell)
+    engine = Engine(runner, sizes=runner.program.sizes, options=options)
+    return proven(plan, engine, forward, text, tell=tell)
+
+
+@contextmanager
+def local_plan(plan: ServingPlan, *, tell: Tell) -> Iterator[ServingPlan]:
+    """The plan with folders of this host in place of a checkpoint and of built-in models, for loading from.
+
+    Raises:
+        WeightsError: There is no such checkpoint; or a built-in model can't be fetched.
+    """
     with exported_checkpoint(plan, tell=tell) as found:
-        return _loaded(with_local_folders(found, tell=tell), tell=tell)
+        yield with_local_folders(found, tell=tell)
 
 
-def _loaded(plan: ServingPlan, *, tell: Tell) -> Loaded:
+def ready_runner(plan: ServingPlan, options: EngineOptions, *, simulated: bool, tell: Tell) -> tuple[Runner, Forward]:
+    """The plan's weights on all devices of its mesh, and the step over them; every host of the mesh calls this.
+
+    Raises:
+        ClusterError: These are not the plan's devices.
+        WeightsError: The folder's weights are not those of the plan's model.
+    """
+    verify_devices(plan, simulated=simulated)
     keep_programs(plan, tell=lambda text: tell("programs", detail=text))
     mesh = create_mesh(plan.mesh)
-    tokenizer, chat, make_grammar = _text(plan)
-    params = _params(plan, mesh, tell=tell)
-    engine = _engine(plan, params, mesh, tokenizer)
+    params = _weights(plan, mesh, tell=tell)
+    run = RunnerOptions(dtype=jnp.dtype(plan.engine.dtype))
+    runner = Runner(plan.model, params, mesh=mesh, engine=options, options=run)
+    return runner, plain_forward(plan.model, params)
+
+
+def proven(plan: ServingPlan, engine: Engine, forward: Forward, text: Text, *, tell: Tell) -> Loaded:
+    """An engine compiled, checked and given its text.
+
+    Raises:
+        JobFailedError: The engine does not say what the model says.
+    """
     _warm_up(engine, tell=tell)
-    _check_parity(plan, params, engine, tell=tell)
+    check_parity(engine, forward, dtype=plan.engine.dtype, tell=tell)
+    tokenizer, chat, make_grammar = text
     served = Served(
         name=plan.endpoint.name,
         tokenizer=tokenizer,
@@ -92,7 +114,7 @@ def with_local_folders(plan: ServingPlan, *, tell: Tell) -> ServingPlan:
     return replace(plan, weights=weights, text=text)
 
 
-def _params(plan: ServingPlan, mesh: Mesh, *, tell: Tell) -> ParamTree:
+def _weights(plan: ServingPlan, mesh: Mesh, *, tell: Tell) -> ParamTree:
     started = time.monotonic()
     spec, dtype = plan.model, jnp.dtype(plan.engine.dtype)
     shardings = param_shardings(spec, mesh)
@@ -118,22 +140,23 @@ def _drawn(plan: ServingPlan, shardings: ParamTree, dtype: Any) -> ParamTree:
     return drawn
 
 
-def _engine(plan: ServingPlan, params: ParamTree, mesh: Mesh, tokenizer: Tokenizer) -> Engine:
+def engine_options(plan: ServingPlan, tokenizer: Tokenizer) -> EngineOptions:
+    """What the plan says of the engine."""
     table = plan.engine
-    options = EngineOptions(
+    return EngineOptions(
         max_length=table.max_length,
         num_pages=table.num_pages,
         page_size=table.page_size,
         max_running=table.max_sequences,
         max_step_tokens=table.max_step_tokens,
+        # Each device of the mesh draws its share of the rows.
+        min_step_tokens=plan.mesh.tensor,
         prefix_cache=table.prefix_cache,
         eos_ids=tokenizer.special.eos_ids,
         real_vocab=tokenizer.vocab_size,
         # Unseeded requests must not say the same after every start; seeded ones don't depend on it.
         seed=time.time_ns() % 2**31,
     )
-    run = RunnerOptions(dtype=jnp.dtype(table.dtype))
-    return create_engine(plan.model, params, mesh=mesh, options=options, run=run)
 
 
 def _warm_up(engine: Engine, *, tell: Tell) -> None:
@@ -142,64 +165,3 @@ def _warm_up(engine: Engine, *, tell: Tell) -> None:
         bucket = shape.bucket
         detail = f"{number} of {count} shapes: {bucket.tokens} tokens, {bucket.rows} rows"
         tell("compiled", seconds=shape.seconds, detail=detail)
-
-
-def _check_parity(plan: ServingPlan, params: ParamTree, engine: Engine, *, tell: Tell) -> None:
-    """Hold the engine's first tokens of a prompt against the plain forward pass over the whole text."""
-    started = time.monotonic()
-    spec = plan.model
-    probe = np.random.default_rng(0).integers(0, engine.options.real_vocab or spec.vocab_size, PROBE_TOKENS).tolist()
-    steps = min(PROBE_STEPS, engine.options.max_length - PROBE_TOKENS)
-    said = _said(engine, tuple(probe), steps=steps)
-    length = PROBE_TOKENS + steps
-
-    @jax.jit
-    def logits(params: ParamTree, tokens: Any) -> Any:
-        positions = jnp.arange(length)[None]
-        rows = TokenRows(tokens=tokens, positions=positions, segment_ids=jnp.ones_like(positions))
-        return bind(spec, params).logits(rows)[0]
-
-    whole = np.zeros((1, length), np.int32)
-    whole[0, : PROBE_TOKENS + len(said)] = [*probe, *said]
-    found = np.asarray(logits(params, whole), np.float32)[:, : engine.options.real_vocab]
-    for step, token in enumerate(said):
-        row = found[PROBE_TOKENS - 1 + step]
-        # Negated, so that a NaN counts as wrong.
-        if not row[token] >= row.max() - _TIES[plan.engine.dtype]:
-            raise JobFailedError(
-                f"token {step + 1} of the probe is {token} from the engine and {int(row.argmax())} from the plain "
-                f"forward pass ({row[token]:.3f} against {row.max():.3f})",
-                hint="the model would be served wrong; please report it with the recipe",
-            )
-    tell("checked", seconds=time.monotonic() - started, detail=f"{len(said)} tokens as from the plain forward pass")
-
-
-def _said(engine: Engine, prompt: tuple[int, ...], *, steps: int) -> list[int]:
-    sampling = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True)
-    engine.add_request(Request(request_id="probe", prompt=prompt, sampling=sampling))
-    said: list[int] = []
-    while engine.has_work():
-        said += [token for output in engine.step() for token in output.token_ids]
-    engine.forget_prefixes()
-    return said
-
-
-def _text(plan: ServingPlan) -> tuple[Tokenizer, Chat | None, MakeGrammar]:
-    place = TokenizerRef(name=plan.text.tokenizer, directory=plan.run.directory, vocab_size=plan.model.vocab_size)
-    tokenizer, folder = place.load(), place.folder()
-    source = _template_source(plan.text)
-    chat = None
-    if source is not None or (folder is not None and find_templates(folder)):
-        chat = load_chat(tokenizer, folder=folder, source=source)
-    file = folder and folder / TOKENIZER_FILE
-    text = file.read_text("utf-8") if file and file.is_file() else None
-    return tokenizer, chat, grammar_maker(text, tokenizer=tokenizer)
-
-
-def _template_source(text: TextPlan) -> str | None:
-    if text.chat_template is None:
-        return None
-    try:
-        return Path(text.chat_template).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{text.chat_template} can't be read: {error}", hint="is it on this host?") from error

@@ -64,7 +64,7 @@ class Language:
         place = TokenizerRef(name=uri, directory=uri, vocab_size=spec.vocab_size)
         tokenizer, folder = place.load(), place.folder()
         dtype = jnp.dtype(plan.dtype)
-        shape = MeshPlan(slice=1, data=1, fsdp=1, tensor=replica.tensor)
+        shape = MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=replica.tensor)
         mesh = create_mesh(shape, devices=jax.local_devices()[: replica.tensor])
         shardings = param_shardings(spec, mesh)
         family = str(config.get("model_type"))

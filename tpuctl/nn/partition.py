@@ -12,24 +12,41 @@ split on.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
+from jax.sharding import Mesh
 from jaxtyping import Float, Int
 
-from tpuctl.mesh import BATCH_AXES, RULES, Axis
+from tpuctl.mesh import BATCH_AXES, RULES, Axis, mesh_axis
 from tpuctl.nn.collectives import gather, scatter
 from tpuctl.nn.transposed import Transposed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Partition:
-    """The mesh axes that split weights within the forward pass; of length 1 is no split, and no collective."""
+    """The mesh axes that split weights within the forward pass; of length 1 is no split, and no collective.
+
+    ``fsdp`` is the mesh's together with ``expert``: over both, all weights but the experts' are split alike. These are
+    dealt out over ``expert``, and each is split over ``expert_fsdp``, the mesh's own ``fsdp``.
+    """
 
     fsdp: Axis = Axis(name="fsdp")  # noqa: RUF009 (frozen)
+    expert: Axis = Axis(name="expert")  # noqa: RUF009
+    expert_fsdp: Axis = Axis(name="fsdp")  # noqa: RUF009
     tensor: Axis = Axis(name="tensor")  # noqa: RUF009
+
+    @classmethod
+    def of(cls, mesh: Mesh) -> Self:
+        """That of a mesh on which a model is trained."""
+        return cls(
+            fsdp=mesh_axis(mesh, "fsdp", "expert"),
+            expert=mesh_axis(mesh, "expert"),
+            expert_fsdp=mesh_axis(mesh, "fsdp"),
+            tensor=mesh_axis(mesh, "tensor"),
+        )
 
     def weight(self, param: nnx.Param[Any], *, kv_heads: int | None = None) -> Array:
         """The weight of one layer, whole over ``fsdp`` and still a shard over ``tensor``.
@@ -70,7 +87,7 @@ class Partition:
         columns = self.scatter_sequence(self._look_up(table[...], everyone))
         if self.fsdp.size == 1:
             return columns
-        rows: Array = lax.all_to_all(columns, "fsdp", split_axis=0, concat_axis=2, tiled=True)
+        rows: Array = lax.all_to_all(columns, self.fsdp.name, split_axis=0, concat_axis=2, tiled=True)
         return rows
 
     def sequence_shard(self, x: Array) -> Array:
@@ -87,7 +104,8 @@ class Partition:
     def _whole(self, value: Array, axes: tuple[str, ...]) -> Array:
         for dimension, logical in enumerate(axes):
             if "fsdp" in RULES.mesh_axes(logical):
-                value = gather(value, self.fsdp, dimension)
+                axis = self.fsdp if "expert" in RULES.mesh_axes(logical) else self.expert_fsdp
+                value = gather(value, axis, dimension)
         return value
 
     def _look_up(self, table: Float[Array, "v_shard d_shard"], tokens: Int[Array, "b s"]) -> Array:

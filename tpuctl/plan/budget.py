@@ -39,7 +39,7 @@ class Workload:
     @property
     def weight_shards(self) -> int:
         """Parts the weights and optimizer state are split into; slices hold copies."""
-        return self.mesh.data * self.mesh.fsdp * self.mesh.tensor
+        return self.mesh.data * self.mesh.fsdp * self.mesh.expert * self.mesh.tensor
 
     @property
     def tokens(self) -> int:
@@ -70,7 +70,7 @@ def estimate(work: Workload, remat: RematPolicy) -> BudgetPlan:
     """
     weights = num_parameters(work.model)
     # Whole along ``data``: there weights are gathered once, and gradients summed at the end of the step only.
-    shard = weights // (work.mesh.fsdp * work.mesh.tensor)
+    shard = weights * work.mesh.data // work.weight_shards
     trained = shard if work.lora is None else work.adapter_parameters
     gradients, layer = trained * _F32, _layer_bytes(work)
     # A copy in the compute dtype; frozen weights are held in it, and copied only to be whole along ``data``.
@@ -146,7 +146,7 @@ def _kept_per_token(work: Workload, remat: RematPolicy) -> int:
     kept += queries * size
     if remat == "attention":
         return kept
-    inner = _inner_per_token(model)
+    inner = _inner_per_token(work)
     kept += (queries + 2 * keys + 2 * model.hidden_size + 2 * inner) * size
     if remat == "dots":
         return kept
@@ -154,21 +154,35 @@ def _kept_per_token(work: Workload, remat: RematPolicy) -> int:
     return kept + turned + 2 * inner * size + 4 * model.hidden_size * _F32
 
 
-def _inner_per_token(model: ModelSpec) -> int:
+def _inner_per_token(work: Workload) -> int:
     """Width of the MLP that a token goes through; with experts of all that it is routed to, and of its copies."""
-    routed = 0
-    if model.experts is not None:
+    model, routed = work.model, 0
+    if model.experts is not None and work.mesh.expert == 1:  # of experts dealt out nothing is kept
         routed = model.experts.experts_per_token * (model.experts.mlp_size + model.hidden_size)
     return max(routed, model.mlp_size if model.mlp_layers else 0)
 
 
 def _layer_bytes(work: Workload) -> int:
     """One layer in the backward pass: its gathered weights, their gradient and everything computed again."""
-    weights = num_layer_parameters(work.model) // work.mesh.tensor
+    model, mesh = work.model, work.mesh
+    dealt = 0 if model.experts is None else 3 * model.experts.num_experts * model.experts.mlp_size * model.hidden_size
+    weights = (num_layer_parameters(model) - dealt + dealt // mesh.expert) // mesh.tensor
     return (
         weights * (work.value_bytes + _gradient_value_bytes(work))
-        + work.tokens * _kept_per_token(work, "none") // work.mesh.tensor
+        + work.tokens * _kept_per_token(work, "none") // mesh.tensor
+        + _dealt_bytes(work)
     )
+
+
+def _dealt_bytes(work: Workload) -> int:
+    """Tokens of all devices that share experts, their mixtures and gradients, and a chunk of half their own."""
+    experts = work.model.experts
+    if experts is None or work.mesh.expert == 1:
+        return 0
+    gathered = work.mesh.expert * work.model.hidden_size * (work.value_bytes + 2 * _F32)
+    width = 2 * work.model.hidden_size + 3 * experts.mlp_size // work.mesh.tensor
+    chunk = experts.experts_per_token * width * (work.value_bytes + _F32) // 2
+    return work.tokens * (gathered + chunk)
 
 
 def _gradient_value_bytes(work: Workload) -> int:

@@ -56,6 +56,10 @@ def _encoder(recipe: ServingRecipe, source: EncoderSource, findings: Findings) -
     for key in ("preset", "tokenizer", "chat_template"):
         if getattr(recipe.model, key) is not None:
             findings.refuse(f"model.{key}", f"{source.uri} is an encoder, which has none but its own", "leave it out")
+    if recipe.serve.min_replicas is not None:
+        findings.refuse("serve.min_replicas", "an encoder has one replica, always", "leave it out")
+    if recipe.serve.engine != "tpuctl":
+        findings.refuse("serve.engine", f"{source.uri} is an encoder, which is served by tpuctl", "leave it out")
     if recipe.engine.num_pages is not None:
         findings.refuse("engine.num_pages", f"{source.uri} is an encoder, which has no pages", "leave it out")
     positions = source.spec.max_length

@@ -68,12 +68,13 @@ class MeshPlan:
     slice: int
     data: int
     fsdp: int
+    expert: int
     tensor: int
 
     @property
     def batch_shards(self) -> int:
         """Shards of the global batch: every axis but ``tensor``."""
-        return self.slice * self.data * self.fsdp
+        return self.slice * self.data * self.fsdp * self.expert
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -241,7 +242,10 @@ class InferencePlan(Plan):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingPlan(Plan):
     """An endpoint: a model behind OpenAI's API. Without ``weights`` and ``checkpoint`` they are drawn from
-    ``engine.seed``."""
+    ``engine.seed``.
+
+    ``handover`` is the config of Ray Serve LLM, as JSON, where vLLM serves the model; None where we do.
+    """
 
     mesh: MeshPlan
     model: ModelSpec
@@ -250,6 +254,7 @@ class ServingPlan(Plan):
     text: TextPlan
     engine: EnginePlan
     endpoint: EndpointPlan
+    handover: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

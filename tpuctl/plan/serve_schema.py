@@ -8,6 +8,7 @@ from typing import Literal
 from tpuctl.plan.infer_schema import PoolingKind
 
 ServeDtype = Literal["bfloat16", "float32"]
+ServeEngine = Literal["tpuctl", "vllm"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +60,8 @@ class EndpointPlan:
     """Where the model is served, under which name, and to whom.
 
     ``api_key_env`` names a variable of the job that holds the keys, ``api_key_file`` a file on the host. The limits of
-    a key are each key's own. ``tls_cert`` and ``tls_key`` are files on the host, both or none.
+    a key are each key's own. ``tls_cert`` and ``tls_key`` are files on the host, both or none. There are
+    ``min_replicas`` to ``max_replicas`` of the model, each on a slice of its own.
     """
 
     name: str
@@ -75,6 +77,14 @@ class EndpointPlan:
     max_body_bytes: int
     timeout_seconds: float
     drain_seconds: float
+    min_replicas: int
+    max_replicas: int
+    idle_seconds: float
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether replicas come and go: otherwise there is one, and nothing between it and its clients."""
+        return self.max_replicas > 1 or self.min_replicas < 1
 
     @property
     def is_open(self) -> bool:

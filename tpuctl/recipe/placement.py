@@ -87,6 +87,13 @@ class MeshTable:
     slice: int = setting(0, doc="Replicas over DCN: the number of slices.", minimum=0, maximum=256)
     data: int = setting(0, doc="Replicas of the model within a slice.", minimum=0, maximum=65_536)
     fsdp: int = setting(0, doc="Shards of parameters and batch.", minimum=0, maximum=65_536)
+    expert: int = setting(
+        0,
+        doc="Parts that the experts of a mixture are dealt out in, each with its share of the batch; 1 unless given.",
+        minimum=0,
+        maximum=65_536,
+        also=("ep", "expert_parallel"),
+    )
     tensor: int = setting(
         0, doc="Shards of heads, MLP and vocabulary.", minimum=0, maximum=65_536, also=("tp", "model")
     )

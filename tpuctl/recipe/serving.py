@@ -5,21 +5,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tpuctl.plan.serve_schema import ServeDtype
+from tpuctl.plan.serve_schema import ServeDtype, ServeEngine
 from tpuctl.recipe.placement import SliceTable
 from tpuctl.recipe.settings import LARGEST_INT, setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedSliceTable(SliceTable):
-    """The TPU slice the endpoint gets whole: one host."""
+    """The TPU slice the model gets whole: one host or several. With more slices each has a replica of the model."""
 
     topology: str | None = setting(
         None,
-        doc="Shape of the slice in chips, one host of them: 1x1, 2x2, or v5e and v6e 2x4. `tpuctl slices` lists them.",
-        example="2x2",
+        doc="Shape of the slice in chips, over which the model is split. `tpuctl slices` lists them.",
+        example="2x4",
         absent="from the accelerator, where that leaves no choice",
         also=("tpu_topology", "shape"),
+    )
+    slices: int = setting(
+        1,
+        doc="Number of such slices, each with a replica of the model.",
+        minimum=1,
+        maximum=256,
+        also=("num_slices", "replicas", "num_replicas"),
     )
 
 
@@ -73,6 +80,12 @@ class ServeTable:
         example="smollm2",
         also=("served_model_name", "model_name"),
     )
+    engine: ServeEngine = setting(
+        "tpuctl", doc="tpuctl's own engine; or vllm, behind Ray Serve LLM, in an image that has vLLM for TPU."
+    )
+    engine_args: dict[str, str] = setting(
+        {}, doc="Further arguments for vLLM, each a text or JSON in a text.", example={"kv_cache_dtype": "fp8"}
+    )
     host: str = setting("127.0.0.1", doc="Address to listen on; 0.0.0.0 for all.", also=("address", "bind"))
     port: int = setting(8000, doc="Port to listen on; 0 for any free one.", minimum=0, maximum=65_535)
     api_key_env: str | None = setting(
@@ -85,6 +98,23 @@ class ServeTable:
     )
     api_key_file: str | None = setting(
         None, doc="File on the host with the API keys, one a line.", example="/run/secrets/keys"
+    )
+    min_replicas: int | None = setting(
+        None,
+        doc="Replicas that stay when there is little to do; 0 frees all slices. More come with the requests in flight, "
+        "up to slice.slices.",
+        minimum=0,
+        maximum=256,
+        absent="one for each slice, always",
+        example="1",
+    )
+    idle: float = setting(
+        300.0,
+        doc="How long there must be little to do before a replica ends.",
+        above=0,
+        maximum=86_400,
+        duration=True,
+        also=("downscale_delay", "scale_down_after"),
     )
     key_requests_per_second: float | None = setting(
         None,

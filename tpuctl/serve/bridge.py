@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from tpuctl.engine.request import Output, Request, RequestError
+from tpuctl.errors import HostLostError
 from tpuctl.serve.protocol.errors import ApiError, engine_failed, of_engine, overloaded, unavailable
 
 _LOG = logging.getLogger("tpuctl.serve")
@@ -120,6 +121,7 @@ class Bridge:
         self._closing = False
         self._failures = 0
         self.draining = False
+        self.lost = asyncio.Event()
         self.last_step = time.monotonic()
 
     @property
@@ -130,7 +132,7 @@ class Bridge:
     @property
     def is_alive(self) -> bool:
         """Whether the engine can be expected to go on."""
-        return self._thread.is_alive() and self._failures < MAX_FAILURES_IN_A_ROW
+        return self._thread.is_alive() and not self.lost.is_set() and self._failures < MAX_FAILURES_IN_A_ROW
 
     def stats(self) -> StatsLike:
         """The engine's figures. Read from the event loop: they are counts, and at worst one step old."""
@@ -150,6 +152,12 @@ class Bridge:
         self._fail_all(unavailable("the server is shutting down"))
         self._commands.put(self._stop)
         await asyncio.to_thread(self._thread.join, 10.0)
+
+    def lose(self, reason: str) -> None:
+        """The devices are gone: end all that waits for them. For the event loop."""
+        self.lost.set()
+        self._fail_all(unavailable(f"{reason}; the model is being started again"))
+        self._commands.put(self._stop)
 
     @asynccontextmanager
     async def group(self, requests: Sequence[Request]) -> AsyncIterator[Group]:
@@ -246,6 +254,10 @@ class Bridge:
     def _step(self) -> None:
         try:
             outputs = self._engine.step()
+        except HostLostError as error:
+            self._closing = True
+            self._loop.call_soon_threadsafe(self.lose, error.message)
+            return
         except Exception:  # noqa: BLE001 — the serving loop: fail those who wait, live on
             self._failed()
             return

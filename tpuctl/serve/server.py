@@ -6,7 +6,9 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 
@@ -24,11 +26,12 @@ _KEEP_ALIVE_SECONDS = 75
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:
-    """A model that is ready to be served."""
+    """A model that is ready to be served. ``lost`` gets the reason if what it runs on is lost under it."""
 
     engine: EngineLike
     served: Served
     make_grammar: MakeGrammar | None = None
+    lost: Future[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,23 +82,8 @@ class Server:
         """
         self._front = front
         self._options = options
-        _check_tls(options.tls)
-        self._socket = _bound(options)
-        self._uvicorn = uvicorn.Server(
-            uvicorn.Config(
-                front.app(),
-                http=BoundedProtocol,
-                ws="none",
-                ssl_certfile=None if options.tls is None else options.tls.cert,
-                ssl_keyfile=None if options.tls is None else options.tls.key,
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=int(options.drain_seconds) + 1,
-            )
-        )
+        self._socket = bound_socket(options)
+        self._uvicorn = uvicorn.Server(uvicorn_config(front.app(), options))
 
     @property
     def port(self) -> int:
@@ -105,21 +93,21 @@ class Server:
     async def run(self, load: Callable[[], Loaded | LoadedEncoder], *, on_ready: Callable[[], None]) -> None:
         """Listen, load the model on another thread, serve it until told to stop (SIGTERM, SIGINT or ``stop``).
 
+        A model whose hosts are lost is loaded again; until it is ready, requests are answered 503.
+
         Raises:
             TpuctlError: Whatever ``load`` raises; nothing listens any more then.
         """
         listening = asyncio.create_task(self._uvicorn.serve(sockets=[self._socket]))
-        served: Bridge | Embedding | None = None
         try:
-            loaded = await asyncio.to_thread(load)
-            served = self._embed(loaded) if isinstance(loaded, LoadedEncoder) else self._generate(loaded)
-            on_ready()
-            await asyncio.shield(listening)
+            while not listening.done():
+                loaded = await asyncio.to_thread(load)
+                served = self._begin(loaded)
+                on_ready()
+                await self._until_lost(served, listening)
         finally:
             self.stop()
             await listening
-            if served is not None:
-                await served.close()
 
     def stop(self) -> None:
         """Take no more connections, let answers under way end, return from ``run``."""
@@ -138,17 +126,61 @@ class Server:
         self._front.serving = embedding
         return embedding
 
-    def _generate(self, loaded: Loaded) -> Bridge:
-        bridge = Bridge(loaded.engine, max_in_flight=self._options.max_in_flight)
-        bridge.start()
-        self._front.serving = Serving(
-            served=loaded.served,
-            bridge=bridge,
-            metrics=Metrics(bridge.stats, model_name=loaded.served.name),
-            timeout_seconds=self._options.timeout_seconds,
-            make_grammar=loaded.make_grammar,
-        )
-        return bridge
+    def _begin(self, loaded: Loaded | LoadedEncoder) -> Bridge | Embedding:
+        if isinstance(loaded, LoadedEncoder):
+            return self._embed(loaded)
+        return begin_serving(self._front, loaded, self._options)
+
+    async def _until_lost(self, served: Bridge | Embedding, listening: asyncio.Task[None]) -> None:
+        """Until nothing listens any more, or there is nothing to serve with."""
+        lost = served.lost if isinstance(served, Bridge) else asyncio.Event()
+        waiting = asyncio.create_task(lost.wait())
+        try:
+            await asyncio.wait([listening, waiting], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+            if lost.is_set():
+                self._front.serving = None
+            await served.close()
+
+
+def begin_serving(front: Front, loaded: Loaded, options: ServerOptions) -> Bridge:
+    """Serve a loaded model at ``front`` on the running event loop."""
+    bridge = Bridge(loaded.engine, max_in_flight=options.max_in_flight)
+    bridge.start()
+    if loaded.lost is not None:
+        loop = asyncio.get_running_loop()
+        loaded.lost.add_done_callback(lambda lost: loop.call_soon_threadsafe(bridge.lose, lost.result()))
+    front.serving = Serving(
+        served=loaded.served,
+        bridge=bridge,
+        metrics=Metrics(bridge.stats, model_name=loaded.served.name),
+        timeout_seconds=options.timeout_seconds,
+        make_grammar=loaded.make_grammar,
+    )
+    return bridge
+
+
+def uvicorn_config(app: Any, options: ServerOptions) -> uvicorn.Config:
+    """How an ASGI app is served here.
+
+    Raises:
+        UsageError: The certificate can't be used.
+    """
+    _check_tls(options.tls)
+    return uvicorn.Config(
+        app,
+        http=BoundedProtocol,
+        ws="none",
+        ssl_certfile=None if options.tls is None else options.tls.cert,
+        ssl_keyfile=None if options.tls is None else options.tls.key,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=int(options.drain_seconds) + 1,
+    )
 
 
 def _check_tls(tls: Tls | None) -> None:
@@ -163,7 +195,12 @@ def _check_tls(tls: Tls | None) -> None:
         ) from error
 
 
-def _bound(options: ServerOptions) -> socket.socket:
+def bound_socket(options: ServerOptions) -> socket.socket:
+    """The port, taken at once.
+
+    Raises:
+        UsageError: It or the address can't be had.
+    """
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

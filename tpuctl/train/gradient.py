@@ -108,7 +108,7 @@ def loss_program(plan: TrainingPlan, mesh: Mesh, *, real_vocab: int | None = Non
         remat=train.remat,
         dropout=train.dropout,
         adapter_dropout=plan.lora.dropout if plan.lora else 0.0,
-        partition=Partition(fsdp=mesh_axis(mesh, "fsdp"), tensor=mesh_axis(mesh, "tensor")),
+        partition=Partition.of(mesh),
     )
     model = plan.model
     loss = LossOptions(

@@ -59,4 +59,5 @@ def clip_factor(norm: jax.Array, clip_norm: float | None) -> Any:
 
 
 def _decays(axes: tuple[str, ...]) -> bool:
-    return "rank" in axes or ("embed" in axes and axes[0] not in ("vocab", "position"))
+    matrix = "embed" in axes or "expert_embed" in axes
+    return "rank" in axes or (matrix and axes[0] not in ("vocab", "position"))

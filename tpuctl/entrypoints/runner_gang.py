@@ -1,0 +1,152 @@
+"""The hosts' processes of a served slice: started by Ray, joined, led over sockets, watched for one that ends."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from typing import Any
+
+import ray
+
+from tpuctl.engine.frames import Channel, Listener
+from tpuctl.engine.lockstep import Lockstep, Tell
+from tpuctl.engine.options import EngineOptions
+from tpuctl.entrypoints.failures import task_reason
+from tpuctl.entrypoints.reservation import Reservation
+from tpuctl.entrypoints.runner_host import Joining, RunnerHost
+from tpuctl.entrypoints.seats import Seat, deal_ranks
+from tpuctl.errors import CapacityError, HostLostError, JobFailedError, TpuctlError
+from tpuctl.plan.schema import ServingPlan, plan_to_json
+
+# A host that hangs in a step is as good as gone.
+STEP_SECONDS = 60.0
+_POLL_SECONDS = 0.5
+# A broken connection is seen before Ray says why the process ended.
+_REASON_SECONDS = 5.0
+
+
+class RunnerGang:
+    """One life of them: when one ends, all are done for."""
+
+    def __init__(self, plan: ServingPlan, slices: Reservation, *, options: EngineOptions) -> None:
+        """Start one process on each host of the reservation."""
+        self._plan = plan
+        self._options = options
+        self._seconds = plan.job.start_timeout_seconds
+        document, make = plan_to_json(plan), ray.remote(RunnerHost)
+        self._actors: list[Any] = [
+            make.options(max_restarts=0, **slices.options(number)).remote(document)
+            for number in range(plan.slice.total_hosts)
+        ]
+        self._runs: dict[Any, int] = {}
+        self._hosts: Lockstep | None = None
+        self._closed = threading.Event()
+        self._ended = threading.Event()
+        self._reason: TpuctlError | None = None
+        self._watching = threading.Thread(target=self._watch, name="gang-watch", daemon=True)
+
+    def join(self, *, tell: Tell) -> Lockstep:
+        """Have them join each other and the leader.
+
+        Raises:
+            CapacityError: They did not in time.
+            ClusterError: They are not the hosts of one slice.
+            HostLostError: One of them is gone.
+        """
+        began = time.monotonic()
+        found: list[tuple[Seat, int]] = self._get([actor.seat.remote() for actor in self._actors])
+        numbers = deal_ranks([seat for seat, _ in found], slices=1, hosts=self._plan.slice.hosts)
+        channels = self._channels(numbers, began)
+        seats = [found[numbers.index(number)] for number in range(len(found))]
+        where = ", ".join(f"{number} on {seat.node}" for number, (seat, _) in enumerate(seats))
+        detail = f"slice {seats[0][0].slice_name}: hosts {where}"
+        tell("joined", seconds=time.monotonic() - began, detail=detail, pids=[pid for _, pid in seats])
+        self._hosts = Lockstep(channels, step_seconds=STEP_SECONDS, start_seconds=self._seconds)
+        if self._ended.is_set():
+            self._hosts.lose(self._words())
+        return self._hosts
+
+    def reason(self) -> TpuctlError | None:
+        """Why the first of them ended, where it had a reason of ours, which would come again at the next start."""
+        self._ended.wait(_REASON_SECONDS)
+        return None if isinstance(self._reason, HostLostError) else self._reason
+
+    def close(self) -> None:
+        """Let them end, and see to it that they do."""
+        self._closed.set()
+        if self._hosts is not None:
+            self._hosts.close()
+        for actor in self._actors:
+            ray.kill(actor)
+        if self._watching.is_alive():
+            self._watching.join(_REASON_SECONDS)
+
+    def _channels(self, numbers: list[int], began: float) -> list[Channel]:
+        coordinator = self._get([self._actors[numbers.index(0)].free_address.remote()])[0]
+        word = secrets.token_urlsafe(32)
+        listener = Listener(ray.util.get_node_ip_address(), word=word)  # type: ignore[no-untyped-call]
+        try:
+            for number, actor in zip(numbers, self._actors, strict=True):
+                joining = Joining(
+                    number=number,
+                    coordinator=coordinator,
+                    leader=listener.address,
+                    word=word,
+                    timeout_seconds=self._seconds,
+                    options=self._options,
+                )
+                self._runs[actor.run.remote(joining)] = number
+            self._watching.start()
+            end = began + self._seconds
+            return listener.accept(len(numbers), go_on=lambda: not self._ended.is_set() and time.monotonic() < end)
+        except TimeoutError as error:
+            if self._reason is not None:
+                raise self._reason from error
+            hint = "[job] start_timeout gives slow hosts longer"
+            raise CapacityError(f"{error} within {self._seconds:.0f} s", hint=hint) from error
+        finally:
+            listener.close()
+
+    def _get(self, refs: list[Any]) -> list[Any]:
+        try:
+            return list(ray.get(refs, timeout=self._seconds))
+        except ray.exceptions.GetTimeoutError as error:
+            raise CapacityError(f"the hosts' processes did not start within {self._seconds:.0f} s") from error
+        except ray.exceptions.RayTaskError as error:
+            raise task_reason(error) from error
+        except ray.exceptions.RayError as error:
+            raise HostLostError(f"a host's process is gone: {_first_line(error)}") from error
+
+    def _watch(self) -> None:
+        """Wait for the first to end, which none does before it is told to."""
+        ended: list[Any] = []
+        while not ended and not self._closed.is_set():
+            ended, _ = ray.wait(list(self._runs), timeout=_POLL_SECONDS)
+        if self._closed.is_set():
+            return
+        self._reason = self._why(ended[0])
+        self._ended.set()
+        if self._hosts is not None:
+            self._hosts.lose(self._words())
+
+    def _why(self, run: Any) -> TpuctlError:
+        host = f"host {self._runs[run]}"
+        try:
+            ray.get(run)
+        except ray.exceptions.RayTaskError as error:
+            known = isinstance(error.cause, TpuctlError)
+            reason = task_reason(error)
+            return reason if known else HostLostError(f"{host} failed: {reason.message}")
+        except ray.exceptions.RayError as error:
+            return HostLostError(f"{host} is gone: {_first_line(error)}")
+        return JobFailedError(f"{host} ended without having been told to")
+
+    def _words(self) -> str:
+        assert self._reason is not None, "set before it is told"
+        return self._reason.message
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,98 @@
+"""What a host of a served slice does: a process that holds its chips, joins the others and follows the leader."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from tpuctl.engine.frames import connect
+from tpuctl.engine.lockstep import Follower
+from tpuctl.engine.options import EngineOptions
+from tpuctl.entrypoints.seats import Seat, take_seat
+from tpuctl.plan.schema import ServingPlan, plan_from_json
+
+# A host that is gone costs all of them, and the sooner the others know, the sooner they start again.
+_HEARTBEAT_SECONDS = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Joining:
+    """How a host finds the others and its leader.
+
+    Attributes:
+        number: Of this host, its JAX process id.
+        coordinator: Where the JAX processes meet.
+        leader: Where the leader listens.
+        word: What it wants to hear.
+        timeout_seconds: Bound of the wait for the others.
+        options: The engine's.
+    """
+
+    number: int
+    coordinator: str
+    leader: tuple[str, int]
+    word: str
+    timeout_seconds: float
+    options: EngineOptions
+
+
+class RunnerHost:
+    """To be made a Ray actor, of which Ray's own thread runs one call at a time."""
+
+    def __init__(self, plan_document: dict[str, Any]) -> None:
+        plan = plan_from_json(plan_document)
+        assert isinstance(plan, ServingPlan), "the serve entrypoint sends one"
+        self._plan = plan
+
+    def seat(self) -> tuple[Seat, int]:
+        """Which host of which slice this is, and its process id there."""
+        return take_seat(), os.getpid()
+
+    def free_address(self) -> str:
+        """An address of this host for the JAX processes to meet at."""
+        from ray.train._internal.utils import get_address_and_port
+
+        address, port = get_address_and_port()
+        return f"{address}:{port}"
+
+    def run(self, joining: Joining) -> None:
+        """Join, load the weights, follow the leader until it says stop.
+
+        Raises:
+            TpuctlError: The plan can't be run here.
+            PeerGoneError: The leader is gone.
+        """
+        plan = self._plan
+        os.environ.update(plan.job.env | plan.job.secrets)
+        os.environ.setdefault("JAX_PLATFORMS", "tpu")
+        _join(joining, hosts=plan.slice.total_hosts)
+        # Not at the top: the leader imports this file too, and must not touch the chips.
+        from tpuctl.entrypoints.serve_model import local_plan, ready_runner
+
+        channel = connect(
+            joining.leader, number=joining.number, word=joining.word, timeout_seconds=joining.timeout_seconds
+        )
+        follower = Follower(channel, speaks=joining.number == 0)
+
+        def tell(phase: str, **fields: Any) -> None:
+            follower.tell(phase=phase, **fields)
+
+        simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
+        with local_plan(plan, tell=tell) as found:
+            runner, forward = ready_runner(found, joining.options, simulated=simulated, tell=tell)
+        follower.run(runner, forward)
+
+
+def _join(joining: Joining, *, hosts: int) -> None:
+    """Form one JAX cluster. A process on its own has nobody to join."""
+    import jax
+
+    if hosts > 1:
+        jax.distributed.initialize(
+            joining.coordinator,
+            hosts,
+            joining.number,
+            initialization_timeout=int(joining.timeout_seconds),
+            heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+        )
