@@ -132,6 +132,7 @@ class PromptTable:
         doc="Template of a plain text, for models that don't chat.",
         absent="task.text_column",
         example="Review: {review}\\nIt is",
+        multiline=True,
         also=("template", "prompt_template"),
     )
     messages_column: str | None = setting(
@@ -147,6 +148,7 @@ class PromptTable:
         doc="Template of what the user says, in a conversation of one turn.",
         absent="no conversation",
         example="Give this a title: {text}",
+        multiline=True,
         also=("user_template", "user_prompt"),
     )
     system: str | None = setting(
@@ -154,6 +156,7 @@ class PromptTable:
         doc="Template of what the system says before the user, or before the conversation of messages_column.",
         absent="nothing",
         example="You are a librarian.",
+        multiline=True,
         also=("system_prompt", "system_template"),
     )
     chat_template: str | None = setting(
@@ -203,6 +206,7 @@ class SamplingTable:
         (),
         doc="Texts that end an answer and are no part of it.",
         example='["\\n\\n"]',
+        multiline=True,
         also=("stop_strings", "stop_sequences"),
     )
     json_schema: str | None = setting(
@@ -211,6 +215,7 @@ class SamplingTable:
         absent="answers are free",
         example='{"type": "object"}',
         also=("schema", "response_format", "guided_json", "grammar"),
+        multiline=True,
     )
     columns: dict[str, str] = setting(
         {},

@@ -17,7 +17,7 @@ class ServedSliceTable(SliceTable):
     topology: str | None = setting(
         None,
         doc="Shape of the slice in chips, over which the model is split. `tpuctl slices` lists them.",
-        example="2x4",
+        example="2x2",
         absent="from the accelerator, where that leaves no choice",
         also=("tpu_topology", "shape"),
     )

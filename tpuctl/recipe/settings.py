@@ -26,6 +26,7 @@ class Rules:
     ``above`` and ``below`` are exclusive bounds, ``minimum`` and ``maximum`` inclusive ones. ``pattern`` is a regular
     expression with ``pattern_says`` in words. ``also`` are names other tools have for the key: never accepted, but
     answered with the right one. ``absent`` says what happens when the key is left out and no default tells.
+    ``multiline`` text may have line breaks and tabs.
     """
 
     doc: str
@@ -42,6 +43,7 @@ class Rules:
     duration: bool = False
     command: bool = False
     secret: bool = False
+    multiline: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

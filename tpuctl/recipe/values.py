@@ -18,6 +18,8 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTEGER = re.compile(r"[+-]?[0-9][0-9_]*")
 # In place of a number of so many digits that Python itself declines to read it.
 _HUGE = LARGEST_INT**4
+# What text of several lines may have besides printable characters.
+_LAYOUT = dict.fromkeys(map(ord, "\n\r\t"))
 _SHOWN = 60
 _LONGEST_SECONDS = 366 * 86_400
 
@@ -146,11 +148,16 @@ def _check_str(key: Key, value: Any) -> str:
         raise _wrong(key, value, hint=f'write it in quotes: {key.name} = "…"')
     if not value.strip():
         raise BadValueError("must not be empty", hint="leave the key out for its default" if not key.required else None)
-    if not value.isprintable():
-        raise BadValueError("must not have line breaks or other control characters")
+    if not _is_clean(key, value):
+        which = "control characters" if key.rules.multiline else "line breaks or other control characters"
+        raise BadValueError(f"must not have {which}")
     if key.rules.pattern and not re.fullmatch(key.rules.pattern, value):
         raise BadValueError(f"expected {key.rules.pattern_says}, got {described(key, value)}")
     return value
+
+
+def _is_clean(key: Key, text: str) -> bool:
+    return (text.translate(_LAYOUT) if key.rules.multiline else text).isprintable()
 
 
 def _check_choice(key: Key, value: Any) -> str:
@@ -169,7 +176,7 @@ def _check_list(key: Key, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise _wrong(key, value, hint=f'write {key.name} = ["…"]')
     for item in value:
-        if not isinstance(item, str) or not item.strip() or not item.isprintable():
+        if not isinstance(item, str) or not item or not _is_clean(key, item):
             raise BadValueError(f"expected a list of strings, got {described(key, item)} in it")
     if key.name == "pass_env":
         for item in value:
