@@ -137,10 +137,12 @@ def gang() -> Iterator[Gang]:
             process.communicate()
 
 
+@pytest.mark.slow
 def test_two_processes_compile_what_one_does(gang: Gang) -> None:
     assert [shape.bucket for shape in gang.engine.warm_up()] == buckets(gang.engine.options)
 
 
+@pytest.mark.slow
 def test_two_processes_say_what_one_does(gang: Gang) -> None:
     asked = [
         ask([3, 1, 4, 1, 5] * 7, name="greedy", logprobs=2),
@@ -161,11 +163,13 @@ def test_two_processes_say_what_one_does(gang: Gang) -> None:
         assert np.allclose([e.logprob for e in told[1]], [e.logprob for e in told[0]], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_plain_forward_pass_over_both_is_that_of_one(gang: Gang) -> None:
     tokens = np.arange(20, dtype=np.int32)
     assert np.allclose(gang.lead.forward(tokens), naive_logits(tokens.tolist()), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_process_that_is_killed_is_noticed_at_once(gang: Gang) -> None:
     began = time.monotonic()
     threading.Timer(0.1, gang.processes[1].kill).start()
