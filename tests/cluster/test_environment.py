@@ -44,6 +44,12 @@ def test_cluster_environment_python_of_a_job_is_the_one_that_runs_the_cluster() 
     assert made["PATH"].split(os.pathsep) == [str(Path(sys.executable).parent), "/usr/bin"]
 
 
+def test_cluster_environment_has_malloc_keep_its_memory_unless_told_otherwise() -> None:
+    assert "glibc.malloc.hugetlb=1" in cluster_environment({}, IDENTITY)["GLIBC_TUNABLES"].split(":")
+    own = {"GLIBC_TUNABLES": "glibc.malloc.check=1"}
+    assert cluster_environment(own, IDENTITY)["GLIBC_TUNABLES"] == own["GLIBC_TUNABLES"]
+
+
 @pytest.mark.parametrize(
     ("environ", "has_bytecode", "expected"),
     [

@@ -36,8 +36,8 @@ def planned(*overrides: str, **tables: dict[str, Any]) -> InferencePlan:
 
 def test_prompt_and_sampling_are_in_the_plan_and_survive_json() -> None:
     plan = planned(
-        prompt={"user": "Sum {a}", "system": "Be {b}", "chat_template": "own.jinja"},
-        sampling={"n": 2, "stop": ["."], "json_schema": "{}", "columns": {"seed": "how.seed"}},
+        prompt={"user": "Sum\n{a}", "system": "Be {b}", "chat_template": "own.jinja"},
+        sampling={"n": 2, "stop": ["\n\n"], "json_schema": "{}", "columns": {"seed": "how.seed"}},
     )
     assert plan_loads(plan_dumps(plan)) == plan
     assert plan.task.text_column is None

@@ -8,10 +8,10 @@ import pytest
 
 from tests.recipe.conftest import GOOD
 from tpuctl.errors import ExitCode, RecipeError, UsageError
+from tpuctl.recipe.durations import parse_duration
 from tpuctl.recipe.load import load_recipe
 from tpuctl.recipe.schema import RECIPES, TrainingRecipe
 from tpuctl.recipe.settings import keys_of
-from tpuctl.recipe.values import parse_duration
 
 EVERY_KEY = list(keys_of(TrainingRecipe).values())
 

@@ -131,7 +131,7 @@ def _verb_of(kind: JobKind) -> str:
 
 def _checked_options(asked: Asked) -> float:
     """Seconds to wait. A dry run too says what is wrong with its options: the next run will have the same."""
-    from tpuctl.recipe.values import parse_duration
+    from tpuctl.recipe.durations import parse_duration
 
     if asked.cluster is not None:
         from tpuctl.connection import parse_address

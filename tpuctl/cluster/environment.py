@@ -32,8 +32,8 @@ _SETTINGS = {
     "RAY_AUTH_MODE": "token",
 }
 
-# A step on CPU takes its temporary memory anew each time. Given back in between, and in pages of 4 KiB, it costs as much
-# time as the step itself: so malloc keeps what it has, in large pages. (Sizes that no process reaches.)
+# A step on CPU takes its temporary memory anew each time. Given back in between, and in pages of 4 KiB, that costs as
+# much as the step itself: so malloc keeps what it has, in large pages. (The two limits are sizes no process reaches.)
 _MALLOC = ":".join(
     f"glibc.malloc.{name}={value}"
     for name, value in {"hugetlb": 1, "mmap_threshold": 2**32, "trim_threshold": 2**34, "top_pad": 2**26}.items()

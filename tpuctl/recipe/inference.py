@@ -131,7 +131,7 @@ class PromptTable:
         None,
         doc="Template of a plain text, for models that don't chat.",
         absent="task.text_column",
-        example="Review: {review}\\nIt is",
+        example="Review: {review}\nIt is",
         multiline=True,
         also=("template", "prompt_template"),
     )

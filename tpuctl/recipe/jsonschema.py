@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tpuctl.recipe.durations import PATTERN
 from tpuctl.recipe.schema import RECIPES
 from tpuctl.recipe.settings import Key, Table, tables_of
 
 _VARIABLE = "^[A-Za-z_][A-Za-z0-9_]*$"
-_DURATION = "^([0-9]+(\\.[0-9]+)?[dhms])+$"
 
 
 def recipe_schema() -> dict[str, Any]:
@@ -53,7 +53,7 @@ def _type(key: Key) -> dict[str, Any]:
     if key.type == "choice":
         return {"enum": list(key.choices)}
     if key.type == "duration":
-        return {"anyOf": [{"type": "number", **_bounds(key)}, {"type": "string", "pattern": _DURATION}]}
+        return {"anyOf": [{"type": "number", **_bounds(key)}, {"type": "string", "pattern": f"^{PATTERN}$"}]}
     if key.type == "list":
         return {"type": "array", "items": {"type": "string", "minLength": 1}}
     if key.type == "command":

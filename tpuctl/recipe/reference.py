@@ -137,7 +137,7 @@ def _example(key: Key) -> str:
     if not key.required and key.default not in (None, ()):
         return toml_value(key.default)
     quoted = key.type in ("str", "choice", "duration", "command")
-    return f'"{key.rules.example}"' if quoted else key.rules.example
+    return toml_value(key.rules.example) if quoted else key.rules.example
 
 
 def _commented_map(key: Key) -> str:

@@ -8,12 +8,9 @@ import shlex
 import tomllib
 from typing import Any
 
-from tpuctl.errors import UsageError
+from tpuctl.recipe.durations import DURATION_SAYS, duration_seconds
 from tpuctl.recipe.settings import LARGEST_INT, Key, range_text
 
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:d|h|m|s))+")
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)([dhms])")
-_UNIT_SECONDS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTEGER = re.compile(r"[+-]?[0-9][0-9_]*")
 # In place of a number of so many digits that Python itself declines to read it.
@@ -21,7 +18,6 @@ _HUGE = LARGEST_INT**4
 # What text of several lines may have besides printable characters.
 _LAYOUT = dict.fromkeys(map(ord, "\n\r\t"))
 _SHOWN = 60
-_LONGEST_SECONDS = 366 * 86_400
 
 
 class BadValueError(ValueError):
@@ -157,7 +153,10 @@ def _check_str(key: Key, value: Any) -> str:
 
 
 def _is_clean(key: Key, text: str) -> bool:
-    return (text.translate(_LAYOUT) if key.rules.multiline else text).isprintable()
+    """Printable and not blank; text of several lines may be laid out, or be layout alone."""
+    if key.rules.multiline:
+        return bool(text) and text.translate(_LAYOUT).isprintable()
+    return bool(text.strip()) and text.isprintable()
 
 
 def _check_choice(key: Key, value: Any) -> str:
@@ -168,7 +167,10 @@ def _check_choice(key: Key, value: Any) -> str:
 
 def _check_duration(key: Key, value: Any) -> float:
     if isinstance(value, str):
-        value = _duration_seconds(key, value)
+        seconds = duration_seconds(value)
+        if seconds is None:
+            raise _wrong(key, value, hint="write e.g. 90, '90s', '30m' or '1h30m'")
+        value = seconds
     return _check_float(key, value)
 
 
@@ -176,7 +178,7 @@ def _check_list(key: Key, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise _wrong(key, value, hint=f'write {key.name} = ["…"]')
     for item in value:
-        if not isinstance(item, str) or not item or not _is_clean(key, item):
+        if not isinstance(item, str) or not _is_clean(key, item):
             raise BadValueError(f"expected a list of strings, got {described(key, item)} in it")
     if key.name == "pass_env":
         for item in value:
@@ -235,36 +237,6 @@ def _check_range(key: Key, value: float) -> None:
         raise _wrong(key, value)
 
 
-def _duration_seconds(key: Key, text: str) -> float:
-    compact = text.replace(" ", "").lower()
-    if _reads_as_number(compact):
-        return float(compact)
-    if not _DURATION.fullmatch(compact):
-        raise _wrong(key, text, hint="write e.g. 90, '90s', '30m' or '1h30m'")
-    return _sum_of_parts(compact)
-
-
-def parse_duration(text: str, *, option: str) -> float:
-    """Seconds in a duration given as a command-line option.
-
-    Raises:
-        UsageError: it is no duration, or not a positive one.
-    """
-    compact = text.replace(" ", "").lower()
-    duration = math.nan
-    if _DURATION.fullmatch(compact):
-        duration = _sum_of_parts(compact)
-    elif _reads_as_number(compact):
-        duration = float(compact)
-    if 0 <= duration <= _LONGEST_SECONDS:
-        return duration
-    raise UsageError(f"{option}: expected {_WORDS['duration']}, got {text!r}")
-
-
-def _sum_of_parts(compact: str) -> float:
-    return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in _DURATION_PART.findall(compact))
-
-
 def _reads_as_number(text: str) -> bool:
     try:
         float(text)
@@ -283,7 +255,7 @@ _WORDS = {
     "float": "a number",
     "bool": "true or false",
     "str": "a string",
-    "duration": "a duration (seconds, or a string such as '90s', '30m', '2h')",
+    "duration": DURATION_SAYS,
     "list": "a list of strings",
     "map": "a table of strings",
     "command": "a command line, or a list of its words",
