@@ -10,7 +10,8 @@ import jax
 
 from tests.fakes.tiny_training import SPEC, make_plan
 from tests.fakes.toy_training import SEQUENCE, VOCAB, WIDTH, Toy, ToyFeed, make_mesh, toy_program
-from tpuctl.plan.schema import CheckpointPlan, TrainingPlan
+from tpuctl.plan.schema import TrainingPlan
+from tpuctl.plan.train_schema import CheckpointPlan
 from tpuctl.runs.events import Event
 from tpuctl.train.checkpoint import Checkpoints
 from tpuctl.train.program import Program

@@ -16,7 +16,8 @@ from tpuctl.entrypoints.train_host import HostConfig, HostResult, train_host
 from tpuctl.entrypoints.trainer import HostWork, run_on_hosts
 from tpuctl.entrypoints.weights import starting_weights
 from tpuctl.errors import ExpectationError
-from tpuctl.plan.schema import ExpectPlan, TrainingPlan
+from tpuctl.plan.schema import TrainingPlan
+from tpuctl.plan.train_schema import ExpectPlan
 from tpuctl.train.baselines import baselines
 
 

@@ -18,7 +18,7 @@ from tpuctl.nn.layers import Norm, ParamMaker, biased, dropout, folded, project,
 from tpuctl.nn.mlp import MLP
 from tpuctl.nn.partition import WHOLE, Partition
 from tpuctl.nn.rotary import Rotary
-from tpuctl.plan.schema import RematPolicy
+from tpuctl.plan.train_schema import RematPolicy
 from tpuctl.plan.weights_schema import LoraPlan
 
 

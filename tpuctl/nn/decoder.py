@@ -24,7 +24,7 @@ from tpuctl.nn.layers import ParamMaker, folded
 from tpuctl.nn.partition import WHOLE, Partition
 from tpuctl.nn.rotary import layer_rotaries
 from tpuctl.nn.transposed import Transposed
-from tpuctl.plan.schema import RematPolicy
+from tpuctl.plan.train_schema import RematPolicy
 from tpuctl.plan.weights_schema import LoraPlan
 
 __all__ = ["Decoder", "ForwardOptions", "TokenRows", "rematerialised"]

@@ -9,8 +9,9 @@ import re
 from tpuctl.errors import RecipeError
 from tpuctl.plan.chat import BUILTIN_CHATS, plan_chat
 from tpuctl.plan.here import Here
-from tpuctl.plan.schema import DataPlan, InferencePlan, Plan, RunPlan
+from tpuctl.plan.schema import InferencePlan, Plan, RunPlan
 from tpuctl.plan.tokenizer import check_tokenizer, is_tokenizer_file
+from tpuctl.plan.train_schema import DataPlan
 from tpuctl.recipe.origin import Findings, Origin
 from tpuctl.recipe.schema import Recipe, TrainingRecipe
 

@@ -12,22 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tpuctl.modelspec import ModelSpec
-from tpuctl.plan.chat_schema import ChatPlan
 from tpuctl.plan.custom_schema import WorkPlan
 from tpuctl.plan.decode import PlanFormatError, decode
 from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, ReplicaPlan, SourcePlan, TaskPlan
 from tpuctl.plan.serve_schema import EncoderPlan, EndpointPlan, EnginePlan, ServedCheckpointPlan, TextPlan
+from tpuctl.plan.train_schema import CheckpointPlan, DataPlan, ExpectPlan, OptimPlan, TrainPlan
 from tpuctl.plan.weights_schema import LoraPlan, WeightsPlan
 
 PLAN_SCHEMA = "tpuctl.plan/1"
 
 JobKind = Literal["train", "custom", "infer", "serve"]
-RaggedRule = Literal["drop", "pad", "raise"]
-ResumeRule = Literal["auto", "must", "never"]
-ScheduleKind = Literal["constant", "linear", "cosine", "wsd"]
-RematPolicy = Literal["none", "full", "dots", "attention"]
-ComputeDtype = Literal["bfloat16", "float32"]
-DataFormat = Literal["text", "chat"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,66 +72,6 @@ class MeshPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DataPlan:
-    """Which text, how it is cut into token rows. ``epochs`` 0 repeats for ever; ``chat`` None is plain text."""
-
-    uri: str
-    eval_uri: str | None
-    text_column: str
-    chat: ChatPlan | None
-    tokenizer: str
-    packing: bool
-    ragged: RaggedRule
-    epochs: int
-    shuffle: bool
-    seed: int
-    readers_per_host: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OptimPlan:
-    """AdamW and its learning-rate schedule; steps are optimizer steps."""
-
-    learning_rate: float
-    schedule: ScheduleKind
-    warmup_steps: int
-    decay_steps: int
-    final_ratio: float
-    weight_decay: float
-    beta1: float
-    beta2: float
-    epsilon: float
-    clip_norm: float | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainPlan:
-    """The training step and its cadence. ``global_batch`` counts sequences per optimizer step."""
-
-    steps: int
-    global_batch: int
-    microbatches: int
-    sequence_length: int
-    seed: int
-    compute_dtype: ComputeDtype
-    remat: RematPolicy
-    z_loss: float
-    dropout: float
-    log_every: int
-    eval_every: int
-    eval_batches: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointPlan:
-    """When to save, how many to keep, and what to do with what is there. ``every`` 0: only the final step."""
-
-    every: int
-    keep: int
-    resume: ResumeRule
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RunPlan:
     """The run: one directory (an absolute path). ``shared`` vouches for a local path seen by all hosts."""
 
@@ -161,14 +95,6 @@ class JobPlan:
     timeout_seconds: float | None
     start_timeout_seconds: float
     stop_grace_seconds: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExpectPlan:
-    """Gates on the result; a missed one is exit code 4. ``None`` is no gate."""
-
-    max_eval_loss: float | None
-    max_bits_per_byte: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

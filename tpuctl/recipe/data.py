@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tpuctl.plan.chat_schema import LengthRule, LossRule, RowRule
-from tpuctl.plan.schema import DataFormat, RaggedRule
+from tpuctl.plan.train_schema import DataFormat, RaggedRule
 from tpuctl.recipe.settings import LARGEST_INT, setting
 
 

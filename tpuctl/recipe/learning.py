@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tpuctl.plan.schema import ComputeDtype, RematPolicy, ResumeRule, ScheduleKind
+from tpuctl.plan.train_schema import ComputeDtype, RematPolicy, ResumeRule, ScheduleKind
 from tpuctl.recipe.settings import LARGEST_INT, setting
 
 

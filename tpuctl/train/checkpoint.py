@@ -19,7 +19,7 @@ from etils import epath
 
 import tpuctl
 from tpuctl.errors import CheckpointError
-from tpuctl.plan.schema import ResumeRule
+from tpuctl.plan.train_schema import ResumeRule
 from tpuctl.train import checkpoint_directory as steps_on_disk
 from tpuctl.train.agreement import from_first_host
 from tpuctl.train.checkpoint_errors import STORAGE_ERRORS, does_not_fit, failed, nothing_to_resume, would_mix

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from tpuctl.nn.params import ParamTree
-from tpuctl.plan.schema import OptimPlan
+from tpuctl.plan.train_schema import OptimPlan
 
 
 def learning_rate_schedule(optim: OptimPlan, *, steps: int) -> optax.Schedule:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tpuctl.errors import DataError
 from tpuctl.plan.chat_schema import ChatPlan
-from tpuctl.plan.schema import DataPlan
+from tpuctl.plan.train_schema import DataPlan
 
 Kind = Literal["text", "messages", "pair"]
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from tpuctl.errors import DataError
-from tpuctl.plan.schema import RaggedRule
+from tpuctl.plan.train_schema import RaggedRule
 from tpuctl.train.batch import HostBatch
 from tpuctl.train.data.faults import FaultLog
 from tpuctl.train.data.packing import concatenate

@@ -11,7 +11,7 @@ from jaxtyping import Int32
 
 from tpuctl.errors import DataError
 from tpuctl.plan.chat_schema import ChatPlan
-from tpuctl.plan.schema import DataPlan, TrainPlan
+from tpuctl.plan.train_schema import DataPlan, TrainPlan
 from tpuctl.text import bpe_vocab_size, train_bpe
 from tpuctl.text.place import TokenizerRef, train_once
 from tpuctl.train.batch import HostBatch
