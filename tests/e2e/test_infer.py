@@ -103,6 +103,7 @@ def test_infer_again_says_there_is_nothing_to_do(tpuctl: Command, unbroken: Done
     assert "nothing to do" in done.err, done.everything
 
 
+@pytest.mark.slow
 def test_infer_killed_at_random_moments_leaves_the_bytes_of_the_unbroken_run(
     tpuctl: Command, unbroken: Done, recipe, folder: Path
 ) -> None:

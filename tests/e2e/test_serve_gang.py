@@ -27,7 +27,7 @@ from tpuctl.nn.params import param_shardings
 from tpuctl.nn.weights import load_params
 from tpuctl.text import ByteTokenizer
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 SIZES = {"hidden_size": 128, "vocab_size": 384, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 16}
 RECIPE = """

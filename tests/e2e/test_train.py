@@ -144,6 +144,7 @@ def test_train_host_preempted_then_one_killed_repeats_the_unbroken_run_bit_for_b
     assert_same_checkpoint(recipe, unbroken[0], step=STEPS)
 
 
+@pytest.mark.slow
 def test_train_stopped_midway_saves_and_the_same_recipe_resumes_to_the_same_losses(
     tpuctl: Command, make_recipe: Callable[..., Path], unbroken: tuple[Path, Done]
 ) -> None:
@@ -192,6 +193,7 @@ def test_train_slice_is_busy_exits_3_with_the_reason_and_detached_job_is_attache
     assert "stopped" in shown.out.lower()
 
 
+@pytest.mark.slow
 def test_train_gate_missed_exits_4_and_says_the_gate(tpuctl: Command, make_recipe: Callable[..., Path]) -> None:
     recipe = make_recipe("gate", hosts=1)
     done = tpuctl("train", recipe, "--set", "train.steps=2", "--set", "expect.max_eval_loss=0.1")

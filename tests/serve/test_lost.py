@@ -24,14 +24,15 @@ BODY = {"model": "toy", "prompt": "hello", "max_tokens": 200, "ignore_eos": True
 
 
 class MortalEngine(ToyEngine):
-    """Loses its hosts in the step after it is told to."""
+    """Loses its hosts in the step after it is told to, but not before so many have ``asked``."""
 
     def __init__(self) -> None:
         super().__init__(step_seconds=0.002)
         self.dying = threading.Event()
+        self.asked = 0
 
     def step(self) -> list[Output]:
-        if self.dying.is_set():
+        if self.dying.is_set() and len(self.seen) >= self.asked:
             raise HostLostError("host 1 is gone: the connection ended")
         return super().step()
 
@@ -78,6 +79,7 @@ def served() -> Iterator[Served]:
 
 
 def test_loss_in_a_step_is_503_to_those_who_wait_and_an_event_in_a_stream(served: Served) -> None:
+    served.engines[0].asked = 5
     with ThreadPoolExecutor() as pool:
         waiting = [pool.submit(served.ask) for _ in range(4)]
         with httpx.stream("POST", f"{served.url}/v1/completions", json=BODY | {"stream": True}) as stream:
