@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,16 +40,20 @@ def served_here(recipe: str, *overrides: str, cwd: Path) -> Iterator[str]:
 
 def main(recipe: str, *overrides: str) -> None:
     """Serve until SIGTERM."""
-    from tpuctl.entrypoints.serve_host import ServeHost
-
     loaded = load_recipe(Path(recipe), overrides=overrides)
     source = read_source(loaded, environ=os.environ, cwd=Path.cwd())
     plan = resolve(loaded, environ=os.environ, cwd=Path.cwd(), source=source)
+    # What the tests' own processes have is another number of devices.
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={plan.slice.devices_per_host}"
+    from tpuctl.entrypoints.serve_host import ServeHost  # imports jax
+
     os.makedirs(plan.run.directory, exist_ok=True)
     host = ServeHost(plan_to_json(plan))
 
     def tell() -> None:
-        sys.stdout.write(f"{host.ready()['url']}\n")
+        while not (ready := [told for told in host.news(since=0).events if told["event"] == "ready"]):
+            time.sleep(0.1)
+        sys.stdout.write(f"{ready[0]['url']}\n")
         sys.stdout.flush()
 
     threading.Thread(target=tell, daemon=True).start()
