@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tpuctl.entrypoints.emit import emit, tell_note
+from tpuctl.entrypoints.seats import is_simulated
 from tpuctl.entrypoints.stopping import StopWatch
 from tpuctl.errors import JobFailedError
 from tpuctl.plan.schema import CustomPlan, plan_from_json
@@ -82,7 +83,7 @@ def _call(reference: str, plan: CustomPlan) -> None:
     from tpuctl.entrypoints.programs import keep_programs
     from tpuctl.train.devices import verify_devices
 
-    simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
+    simulated = is_simulated()
     verify_devices(plan, simulated=simulated)
     keep_programs(plan, tell=tell_note)
     emit(

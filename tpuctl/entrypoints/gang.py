@@ -20,7 +20,7 @@ from ray.util.tpu import get_tpu_coordinator_env_vars
 
 from tpuctl.entrypoints.emit import emit
 from tpuctl.entrypoints.preemption import heed_sigterm, heed_sigterm_no_more
-from tpuctl.entrypoints.seats import deal_ranks, take_seat
+from tpuctl.entrypoints.seats import deal_ranks, meeting_address, take_seat
 from tpuctl.errors import ClusterError
 
 SHUTDOWN_TIMEOUT_SECONDS = 30
@@ -58,7 +58,7 @@ class GangBackend(Backend):
         seats = worker_group.execute(take_seat)
         ranks = deal_ranks(seats, slices=backend_config.slices, hosts=backend_config.hosts)
         emit("phase", phase="reserved", detail=", ".join(sorted({seat.slice_name for seat in seats})))
-        address, port = worker_group.execute_single(ranks.index(0), _coordinator_address)
+        address, port = worker_group.execute_single(ranks.index(0), meeting_address)
         take_part = join if backend_config.joins else point_the_way
         calls = {
             worker_group.execute_single_async(
@@ -145,13 +145,6 @@ def leave() -> None:
         jax.distributed.shutdown()
     except RuntimeError as error:
         emit("note", text=f"leaving the JAX cluster: {error}")
-
-
-def _coordinator_address() -> tuple[str, int]:
-    from ray.train._internal.utils import get_address_and_port
-
-    address, port = get_address_and_port()
-    return address, port
 
 
 def _wait_for_all(calls: dict[Any, int], timeout_seconds: float, coordinator: str) -> None:

@@ -10,6 +10,7 @@ import ray
 
 from tpuctl.builtin_models.fetch import model_folder
 from tpuctl.entrypoints.emit import tell_note
+from tpuctl.entrypoints.seats import is_simulated
 from tpuctl.errors import ClusterError
 from tpuctl.infer.output import Output
 from tpuctl.infer.parts import Part
@@ -47,7 +48,7 @@ class InferHost:
         """Take the chips, make the task ready, say what this host is. Of a constructor Ray would lose the reasons."""
         plan, rows = self._plan, self._rows
         os.environ.update(plan.job.env | plan.job.secrets)
-        simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
+        simulated = is_simulated()
         _keep_to_own_chips(plan.slice, simulated=simulated)
         # Not at the top: the driver imports this file too, and must not touch the chips.
         from tpuctl.entrypoints.programs import keep_programs

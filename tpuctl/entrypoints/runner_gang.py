@@ -83,14 +83,14 @@ class RunnerGang:
             self._watching.join(_REASON_SECONDS)
 
     def _channels(self, numbers: list[int], began: float) -> list[Channel]:
-        coordinator = self._get([self._actors[numbers.index(0)].free_address.remote()])[0]
+        ((address, port),) = self._get([self._actors[numbers.index(0)].meeting_address.remote()])
         word = secrets.token_urlsafe(32)
         listener = Listener(ray.util.get_node_ip_address(), word=word)  # type: ignore[no-untyped-call]
         try:
             for number, actor in zip(numbers, self._actors, strict=True):
                 joining = Joining(
                     number=number,
-                    coordinator=coordinator,
+                    coordinator=f"{address}:{port}",
                     leader=listener.address,
                     word=word,
                     timeout_seconds=self._seconds,

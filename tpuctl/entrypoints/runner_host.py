@@ -9,7 +9,7 @@ from typing import Any
 from tpuctl.engine.frames import connect
 from tpuctl.engine.lockstep import Follower
 from tpuctl.engine.options import EngineOptions
-from tpuctl.entrypoints.seats import Seat, take_seat
+from tpuctl.entrypoints.seats import Seat, is_simulated, meeting_address, take_seat
 from tpuctl.plan.schema import ServingPlan, plan_from_json
 
 # A host that is gone costs all of them, and the sooner the others know, the sooner they start again.
@@ -49,12 +49,9 @@ class RunnerHost:
         """Which host of which slice this is, and its process id there."""
         return take_seat(), os.getpid()
 
-    def free_address(self) -> str:
-        """An address of this host for the JAX processes to meet at."""
-        from ray.train._internal.utils import get_address_and_port
-
-        address, port = get_address_and_port()
-        return f"{address}:{port}"
+    def meeting_address(self) -> tuple[str, int]:
+        """See ``seats.meeting_address``."""
+        return meeting_address()
 
     def run(self, joining: Joining) -> None:
         """Join, load the weights, follow the leader until it says stop.
@@ -78,7 +75,7 @@ class RunnerHost:
         def tell(phase: str, **fields: Any) -> None:
             follower.tell(phase=phase, **fields)
 
-        simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
+        simulated = is_simulated()
         with local_plan(plan, tell=tell) as found:
             runner, forward = ready_runner(found, joining.options, simulated=simulated, tell=tell)
         follower.run(runner, forward)

@@ -44,3 +44,17 @@ def take_seat() -> Seat:
     node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     name = os.environ.get("TPU_NAME", "")
     return Seat(slice_name=name or f"(unnamed, {node})", worker_id=int(os.environ.get("TPU_WORKER_ID", "0")), node=node)
+
+
+def meeting_address() -> tuple[str, int]:
+    """The address of this host and a free port, for the JAX processes of a job to meet at."""
+    # Not at the top: it takes Ray Train along, which a served host has no other use for.
+    from ray.train._internal.utils import get_address_and_port
+
+    address, port = get_address_and_port()
+    return address, port
+
+
+def is_simulated() -> bool:
+    """Whether this worker's slice is a simulated one, of CPU devices; its node's environment says so."""
+    return os.environ.get("TPUCTL_SIMULATED") == "1"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from tpuctl.entrypoints.seats import is_simulated
 from tpuctl.plan.schema import EmbeddingPlan, ServingPlan, plan_from_json
 from tpuctl.runs.events import Event, event
 from tpuctl.serve.border import HttpOptions
@@ -42,7 +43,7 @@ class ServeHost:
         self._plan: ServingPlan | EmbeddingPlan = plan_from_json(plan_document)  # type: ignore[assignment]
         os.environ.update(self._plan.job.env | self._plan.job.secrets)
         os.environ.setdefault("JAX_PLATFORMS", "tpu")
-        self._simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
+        self._simulated = is_simulated()
         self._front = Front(http_options(self._plan.endpoint))
         self._server = Server(self._front, server_options(self._plan))
         self._told: list[Event] = []

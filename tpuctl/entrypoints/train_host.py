@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tpuctl.entrypoints.emit import emit_event, tell_note
 from tpuctl.entrypoints.preemption import noticed
 from tpuctl.entrypoints.prepare import Text
+from tpuctl.entrypoints.seats import is_simulated
 from tpuctl.entrypoints.stopping import StopWatch
 from tpuctl.errors import StorageError
 from tpuctl.plan.schema import TrainingPlan, plan_from_json, plan_to_json
@@ -70,7 +71,7 @@ def train_host(config: dict[str, Any]) -> HostResult:
     # They tell of every step of a save and every small file; what matters of it comes as our own events.
     for name in ("absl", "orbax", "fsspec", "gcsfs"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
+    simulated = is_simulated()
     verify_devices(given.plan, simulated=simulated)
     keep_programs(given.plan, tell=tell_note)
     watch, recorder = StopWatch(given.job), Recorder(given.plan.run.directory)

@@ -23,6 +23,7 @@ from ray.train.v2.jax import JaxTrainer
 
 from tpuctl.entrypoints.failures import ReasonedFailurePolicy, explain
 from tpuctl.entrypoints.gang import GangConfig
+from tpuctl.entrypoints.seats import is_simulated
 from tpuctl.plan.schema import Plan
 from tpuctl.storage import is_gcs, join
 from tpuctl.storage.arrow import arrow_filesystem
@@ -53,7 +54,7 @@ def run_on_hosts(plan: Plan, work: HostWork, *, attempt: int) -> Any:
     Raises:
         TpuctlError: why it failed.
     """
-    simulated = os.environ.get("TPUCTL_SIMULATED") == "1"
+    simulated = is_simulated()
     storage = join(plan.run.directory, "ray", str(attempt))
     trainer = _make_trainer(plan, work, storage=storage, simulated=simulated)
     try:
