@@ -60,8 +60,6 @@ def test_length_left_out_is_no_more_than_the_pages_hold(tmp_path) -> None:
         ("engine.num_pages=2000000000", "engine.num_pages", "does not fit"),
         ("engine.max_sequences=1024", "engine.max_step_tokens", "fewer than the 1024 sequences"),
         ("serve.min_replicas=2", "serve.min_replicas", "2 replicas need as many slices, and there are 1"),
-        ("serve.min_replicas=0", "serve.min_replicas", "not served yet"),
-        ("slice.slices=2", "slice.slices", "not served yet"),
         ("slice.topology=4x4", "slice.topology", "tensor 16 does not divide num_heads 4"),
         ("slice.topology=3x1", "slice.topology", ""),
         ("mesh.tensor=2", "mesh.tensor", "2 of the 1 devices"),
@@ -86,6 +84,14 @@ def test_open_address_without_a_key_is_said(tmp_path) -> None:
     keyed = ("serve.host=0.0.0.0", 'job.pass_env=["KEYS"]', "serve.api_key_env=KEYS")
     plan = planned(tmp_path, *keyed, environ={"KEYS": "one-long-key"})
     assert not any("without an API key" in note for note in plan.notes)
+
+
+def test_each_slice_has_a_replica_and_the_mesh_is_that_of_one(tmp_path) -> None:
+    plan = planned(tmp_path, "slice.slices=3")
+    assert (plan.endpoint.min_replicas, plan.endpoint.max_replicas, plan.mesh.tensor) == (3, 3, 1)
+    assert plan.endpoint.is_replicated
+    assert not planned(tmp_path).endpoint.is_replicated
+    assert planned(tmp_path, "serve.min_replicas=0").endpoint.is_replicated
 
 
 ENCODER = RECIPE.replace('preset = "tiny-1m"', 'source = "builtin:minilm-l6-v2"')

@@ -55,11 +55,6 @@ def resolve_serving(
         _check_division(model, mesh, findings)
     endpoint = plan_endpoint(recipe, job, name=model.name if model else "", here=here, findings=findings)
     engine = _Memory(recipe, one, model, findings).plan() if one and model else None
-    if endpoint.is_replicated and recipe.serve.engine == "tpuctl":
-        # Written, and held to tests piece by piece, but not yet seen to serve on a real Ray Serve.
-        key = "slice.slices" if endpoint.max_replicas > 1 else "serve.min_replicas"
-        message = "replicas of tpuctl's own engine are not served yet"
-        findings.refuse(key, message, 'leave it out, or set serve.engine = "vllm"')
     if one is not None:
         check_handover(recipe, chips=one.chips, findings=findings)
     checkpoint = None if source is None else source.checkpoint
