@@ -1,4 +1,4 @@
-"""One set of simulated clusters for all tests that use one, started by whoever is first, ended with the session."""
+"""One set of simulated clusters for all tests here, started by whoever is first, ended with the last of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.command import Command
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def tpuctl(tmp_path_factory: pytest.TempPathFactory, state_dir: Path) -> Iterator[Command]:
     command = Command(state_dir=state_dir, cwd=tmp_path_factory.mktemp("e2e"))
     yield command

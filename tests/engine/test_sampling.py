@@ -60,7 +60,14 @@ draws = jax.jit(draw)
 
 @pytest.mark.parametrize(
     "cut",
-    [{}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"top_k": 20, "top_p": 0.8, "min_p": 0.02}, {"top_k": 1}],
+    [
+        {},
+        pytest.param({"top_k": 5}, marks=pytest.mark.slow),
+        pytest.param({"top_p": 0.7}, marks=pytest.mark.slow),
+        pytest.param({"min_p": 0.1}, marks=pytest.mark.slow),
+        {"top_k": 20, "top_p": 0.8, "min_p": 0.02},
+        {"top_k": 1},
+    ],
     ids=str,
 )
 def test_draw_many_times_has_the_distribution_that_sorting_gives(cut: dict[str, float]) -> None:

@@ -1,10 +1,13 @@
 """Dealing ranks: a host's number is its TPU worker id, and a gang with a hole is refused before it can hang."""
 
 import os
+from dataclasses import dataclass
 
 import pytest
+from ray.exceptions import ActorDiedError
 
-from tpuctl.entrypoints.gang import GangConfig, _Joining, point_the_way
+from tpuctl.entrypoints import gang
+from tpuctl.entrypoints.gang import GangBackend, GangConfig, _Joining, point_the_way
 from tpuctl.entrypoints.seats import Seat, deal_ranks
 from tpuctl.errors import ClusterError
 
@@ -45,3 +48,27 @@ def test_point_the_way_leaves_in_the_environment_what_a_command_needs_to_join(mo
     assert (found["JAX_COORDINATOR_ADDRESS"], found["JAX_NUM_PROCESSES"]) == ("10.0.0.1:8476", "4")
     assert (found["JAX_PROCESS_ID"], found["JAX_PLATFORMS"]) == ("3", "cpu")
     assert (found["MEGASCALE_NUM_SLICES"], found["MEGASCALE_SLICE_ID"]) == ("2", "1")
+
+
+@dataclass(frozen=True)
+class FakeRay:
+    """Calls on workers, by what became of them: ``left``, ``dead``, or ``waits`` for ever."""
+
+    def execute_async(self, _: object) -> list[str]:
+        return ["waits", "dead", "left"]
+
+    def wait(self, refs: list[str], *, timeout: float) -> tuple[list[str], list[str]]:
+        ended = [ref for ref in refs if ref != "waits"][-1:]
+        assert ended or not timeout, "waits for one that never ends"
+        return ended, [ref for ref in refs if ref not in ended]
+
+    def get(self, refs: list[str]) -> list[str]:
+        if refs == ["dead"]:
+            raise ActorDiedError
+        return refs
+
+
+def test_shutdown_does_not_wait_for_hosts_that_wait_for_a_dead_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = FakeRay()
+    monkeypatch.setattr(gang, "ray", workers)
+    GangBackend().on_shutdown(workers, GangConfig())  # type: ignore[arg-type]

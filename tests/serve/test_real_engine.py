@@ -109,7 +109,9 @@ def test_prompt_that_is_echoed_has_its_log_probabilities(client: openai.OpenAI) 
     assert found.token_logprobs is not None
     assert found.token_logprobs[0] is None
     assert all(value <= 0 for value in found.token_logprobs[1:])
-    assert "".join(found.tokens or ()) == answer.choices[0].text
+    # What it goes on with may be a part of a character.
+    assert "".join((found.tokens or [])[:-1]) == "The sea is"
+    assert answer.choices[0].text.startswith("The sea is")
 
 
 def test_client_that_leaves_frees_its_pages(client: openai.OpenAI, url: str) -> None:

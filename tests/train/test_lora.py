@@ -129,7 +129,8 @@ def test_gradients_of_adapters_are_those_of_the_changed_weights(folder: Path, on
     [
         pytest.param({"fsdp": 2, "tensor": 2}, {}, marks=pytest.mark.slow),
         pytest.param({"data": 2, "fsdp": 2, "tensor": 2}, {"remat": "dots"}, marks=pytest.mark.slow),
-        ({"slice": 2, "tensor": 4}, {"remat": "none"}),  # two key heads for four devices
+        # two key heads for four devices
+        pytest.param({"slice": 2, "tensor": 4}, {"remat": "none"}, marks=pytest.mark.slow),
         ({"fsdp": 2}, {"microbatches": 2, "remat": "attention"}),
     ],
     ids=str,

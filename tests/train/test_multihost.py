@@ -166,6 +166,7 @@ def test_two_hosts_run_to_the_end_and_only_the_first_tells(unbroken: tuple[Path,
     assert "result 12 None" in second.lines
 
 
+@pytest.mark.slow
 def test_kill_of_one_host_then_resume_equals_the_unbroken_run(
     unbroken: tuple[Path, list[Process]], fleet: Fleet, tmp_path: Path
 ) -> None:

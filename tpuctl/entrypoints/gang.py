@@ -9,10 +9,12 @@ bounds the wait.
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.train._internal.base_worker_group import BaseWorkerGroup
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2.jax import JaxConfig
@@ -71,10 +73,8 @@ class GangBackend(Backend):
     def on_shutdown(self, worker_group: BaseWorkerGroup, backend_config: BackendConfig) -> None:
         """Leave the ``jax.distributed`` cluster; a host that is gone already must not fail a job that is done."""
         assert isinstance(backend_config, GangConfig)
-        if not backend_config.joins:
-            return
-        refs: list[Any] = worker_group.execute_async(leave)
-        ray.wait(refs, num_returns=len(refs), timeout=SHUTDOWN_TIMEOUT_SECONDS)
+        if backend_config.joins:
+            _wait_while_all_live(worker_group.execute_async(leave))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,6 +145,19 @@ def leave() -> None:
         jax.distributed.shutdown()
     except RuntimeError as error:
         emit("note", text=f"leaving the JAX cluster: {error}")
+
+
+def _wait_while_all_live(refs: list[Any]) -> None:
+    """Wait for calls that wait for each other, but not for one whose worker is gone: the rest never end then."""
+    until = time.monotonic() + SHUTDOWN_TIMEOUT_SECONDS
+    while refs:
+        done, refs = ray.wait(refs, timeout=max(0.0, until - time.monotonic()))
+        if not done:
+            return
+        try:
+            ray.get(done)
+        except RayError:
+            return
 
 
 def _wait_for_all(calls: dict[Any, int], timeout_seconds: float, coordinator: str) -> None:
