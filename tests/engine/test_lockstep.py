@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.fakes.follower_host import start_followers
-from tests.fakes.tiny_engine import SIZES, SPEC, ask, naive_greedy, naive_logits, run, tiny_engine, tokens_of
+from tests.fakes.tiny_engine import ADAPTERS, SIZES, SPEC, ask, naive_greedy, naive_logits, run, tiny_engine, tokens_of
 from tpuctl.engine.engine import Engine
 from tpuctl.engine.frames import Channel, Frame, Listener, PeerGoneError, connect, pack, unpack
 from tpuctl.engine.lockstep import Lockstep
@@ -104,7 +105,7 @@ def test_host_that_ends_is_named_even_if_another_one_answers(silent: tuple[Locks
 def test_reason_from_another_thread_wakes_who_waits(silent: tuple[Lockstep, list[Channel]]) -> None:
     lead, _ = silent
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(lead.forward, np.zeros(1, np.int32))
+        waiting = pool.submit(lead.forward, np.zeros(1, np.int32), 0)
         time.sleep(0.05)
         lead.lose("its node is gone")
         with pytest.raises(HostLostError, match="its node is gone"):
@@ -121,7 +122,7 @@ class Gang:
         self.lead = Lockstep(listener.accept(2, go_on=alive), step_seconds=60, start_seconds=120)
         listener.close()
         self.lead.wait_ready(lambda **_: None)
-        options = EngineOptions(**SIZES)
+        options = EngineOptions(**SIZES, adapters=ADAPTERS)
         self.engine = Engine(self.lead, sizes=batch_sizes(SPEC, options), options=options)
 
 
@@ -166,7 +167,18 @@ def test_two_processes_say_what_one_does(gang: Gang) -> None:
 @pytest.mark.slow
 def test_plain_forward_pass_over_both_is_that_of_one(gang: Gang) -> None:
     tokens = np.arange(20, dtype=np.int32)
-    assert np.allclose(gang.lead.forward(tokens), naive_logits(tokens.tolist()), atol=1e-3)
+    for index, name in enumerate((None, *ADAPTERS.names)):
+        wanted = naive_logits(tokens.tolist(), adapter=name)
+        assert np.allclose(gang.lead.forward(tokens, index), wanted, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_two_processes_say_what_the_model_with_each_adapter_merged_says(gang: Gang) -> None:
+    prompt = [3, 1, 4, 1, 5] * 7
+    names = (None, *ADAPTERS.names)
+    outputs = run(gang.engine, *[replace(ask(prompt, name=str(name)), adapter=name) for name in names])
+    for name in names:
+        assert tokens_of(outputs[str(name)]) == naive_greedy(prompt, 8, adapter=name)
 
 
 @pytest.mark.slow

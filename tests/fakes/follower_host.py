@@ -22,14 +22,14 @@ def main(options: dict[str, Any]) -> None:
     # Not before: the mesh and all that imports it may ask for devices.
     import jax.numpy as jnp
 
-    from tests.fakes.tiny_engine import SIZES, SPEC, tensor_mesh, tiny_params
+    from tests.fakes.tiny_engine import ADAPTERS, SIZES, SPEC, adapted_params, tensor_mesh
     from tpuctl.engine.options import EngineOptions
     from tpuctl.engine.runner import Runner, RunnerOptions
     from tpuctl.entrypoints.parity import plain_forward
     from tpuctl.nn.params import param_shardings
 
-    mesh, params = tensor_mesh(tensor=jax.device_count()), tiny_params()
-    shardings = param_shardings(SPEC, mesh)
+    mesh, params = tensor_mesh(tensor=jax.device_count()), adapted_params()
+    shardings = param_shardings(SPEC, mesh, lora=ADAPTERS.lora)
     placed = jax.tree.map(
         lambda leaf, where: jax.make_array_from_callback(leaf.shape, where, lambda index: leaf[index]),
         jax.tree.map(jax.device_get, params),
@@ -39,12 +39,12 @@ def main(options: dict[str, Any]) -> None:
         SPEC,
         placed,
         mesh=mesh,
-        engine=EngineOptions(**SIZES),
+        engine=EngineOptions(**SIZES, adapters=ADAPTERS),
         options=RunnerOptions(dtype=jnp.float32, kernel="blocks"),
     )
     host, port = options["leader"]
     channel = connect((host, port), number=options["process"], word=options["word"], timeout_seconds=30)
-    Follower(channel, speaks=options["process"] == 0).run(runner, plain_forward(SPEC, placed))
+    Follower(channel, speaks=options["process"] == 0).run(runner, plain_forward(SPEC, placed, adapters=ADAPTERS))
 
 
 def start_followers(leader: tuple[str, int], *, word: str, processes: int) -> list[subprocess.Popen[str]]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from tpuctl.engine.adapters import Adapters, side_by_side
 from tpuctl.engine.attention import PagedKernel
 from tpuctl.engine.engine import Engine
 from tpuctl.engine.options import EngineOptions
@@ -17,9 +18,11 @@ from tpuctl.engine.request import Output, Request, SamplingParams
 from tpuctl.engine.runner import Runner, RunnerOptions
 from tpuctl.mesh import create_mesh
 from tpuctl.modelspec import ModelSpec
+from tpuctl.modelspec.adapters import BACK, TARGETS, adapter_parameters, adapter_path
 from tpuctl.nn.decoder import TokenRows
-from tpuctl.nn.params import ParamTree, bind, init_params
+from tpuctl.nn.params import ParamTree, bind, init_params, joined, logical_axes, split_adapters
 from tpuctl.plan.schema import MeshPlan
+from tpuctl.plan.weights_schema import LoraPlan
 
 VOCAB = 160
 SPEC = ModelSpec(
@@ -41,6 +44,50 @@ def tiny_params(spec: ModelSpec = SPEC) -> ParamTree:
     return jax.tree.map(lambda x: x * 10.0 if x.ndim > 2 else x * 3.0, init_params(spec, jax.random.key(5)))
 
 
+LORAS = {
+    "poet": LoraPlan(rank=3, alpha=6.0, targets=tuple(TARGETS), dropout=0.0, adapter=None),
+    "clerk": LoraPlan(rank=2, alpha=1.0, targets=("v_proj", "down_proj"), dropout=0.0, adapter=None),
+}
+ADAPTERS = Adapters(names=tuple(LORAS), ranks=tuple(lora.rank for lora in LORAS.values()), targets=tuple(TARGETS))
+
+
+@functools.cache
+def tiny_factors(name: str, spec: ModelSpec = SPEC) -> dict[str, np.ndarray]:
+    """An adapter's factors, large enough to change what is said."""
+    lora, random = LORAS[name], np.random.default_rng(list(LORAS).index(name))
+    known = adapter_parameters(spec, rank=lora.rank, targets=lora.targets)
+    return {path: random.normal(size=item.stacked_shape).astype(np.float32) for path, item in known.items()}
+
+
+def adapted_params(spec: ModelSpec = SPEC) -> ParamTree:
+    """The weights, and beside them the adapters of ``ADAPTERS``."""
+    arrays = side_by_side(spec, ADAPTERS, [(LORAS[name], tiny_factors(name, spec)) for name in ADAPTERS.names])
+    places, _ = split_adapters(logical_axes(spec, lora=ADAPTERS.lora))
+    tree = jax.tree_util.tree_map_with_path(
+        lambda path, _: jnp.asarray(arrays[jax.tree_util.keystr(path, simple=True, separator="/")]),
+        places,
+        is_leaf=lambda node: isinstance(node, tuple),
+    )
+    return joined(tree, tiny_params(spec))
+
+
+@functools.cache
+def merged_params(name: str | None, spec: ModelSpec = SPEC) -> ParamTree:
+    """The weights with an adapter's share added to them, as if there had never been one."""
+    if name is None:
+        return tiny_params(spec)
+    lora, factors = LORAS[name], tiny_factors(name, spec)
+    params = jax.tree.map(np.asarray, tiny_params(spec))
+    for target in lora.targets:
+        a, b = (factors[f"{adapter_path(target)}/{factor}"] for factor in ("a", "b"))
+        residual, other = (b, a) if target in BACK else (a, b)
+        change = np.einsum("lrd,lre->lde", residual, other.reshape(*other.shape[:2], -1))
+        group, leaf = TARGETS[target].split("/")
+        weights = params["layers"][group]
+        weights[leaf] = weights[leaf] + lora.alpha / lora.rank * change.reshape(weights[leaf].shape)
+    return params
+
+
 def tensor_mesh(*, tensor: int = 1) -> Mesh:
     shape = MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=tensor)
     return create_mesh(shape, devices=jax.devices()[:tensor])
@@ -52,21 +99,25 @@ def tiny_engine(
     tensor: int = 1,
     kernel: PagedKernel = "blocks",
     real_vocab: int | None = None,
+    adapted: bool = False,
     **sizes: Any,
 ) -> Engine:
-    """An engine of its own over a runner that is shared, since that compiles; ``num_pages`` may only be fewer."""
-    runner = _runner(spec, tensor, kernel, real_vocab)
-    options = EngineOptions(**{**SIZES, **sizes}, real_vocab=real_vocab)
+    """An engine of its own over a runner that is shared, since that compiles; ``num_pages`` may only be fewer.
+
+    With ``adapted`` it holds the adapters of ``tiny_adapters``.
+    """
+    runner = _runner(spec, tensor, kernel, real_vocab, adapted)
+    options = EngineOptions(**{**SIZES, **sizes}, real_vocab=real_vocab, adapters=ADAPTERS if adapted else None)
     return Engine(runner, sizes=runner.program.sizes, options=options)
 
 
 @functools.cache
-def _runner(spec: ModelSpec, tensor: int, kernel: PagedKernel, real_vocab: int | None) -> Runner:
+def _runner(spec: ModelSpec, tensor: int, kernel: PagedKernel, real_vocab: int | None, adapted: bool) -> Runner:
     return Runner(
         spec,
-        tiny_params(spec),
+        adapted_params(spec) if adapted else tiny_params(spec),
         mesh=tensor_mesh(tensor=tensor),
-        engine=EngineOptions(**SIZES, real_vocab=real_vocab),
+        engine=EngineOptions(**SIZES, real_vocab=real_vocab, adapters=ADAPTERS if adapted else None),
         options=RunnerOptions(dtype=jnp.float32, kernel=kernel),
     )
 
@@ -106,14 +157,24 @@ def _forward(spec: ModelSpec) -> Any:
     return jax.jit(logits)
 
 
-def naive_logits(tokens: list[int], spec: ModelSpec = SPEC) -> np.ndarray:
-    """Of every token, by the whole forward pass; padded to one length so that it compiles once."""
+def naive_logits(tokens: list[int], spec: ModelSpec = SPEC, *, adapter: str | None = None) -> np.ndarray:
+    """Of every token, by the whole forward pass; padded to one length so that it compiles once.
+
+    ``adapter`` is merged into the weights.
+    """
     padded = jnp.asarray(tokens + [0] * (SIZES["max_length"] - len(tokens)))
-    return np.asarray(_forward(spec)(tiny_params(spec), padded))[: len(tokens)]
+    return np.asarray(_forward(spec)(merged_params(adapter, spec), padded))[: len(tokens)]
 
 
-def naive_greedy(prompt: list[int], count: int, spec: ModelSpec = SPEC, *, real_vocab: int | None = None) -> list[int]:
+def naive_greedy(
+    prompt: list[int],
+    count: int,
+    spec: ModelSpec = SPEC,
+    *,
+    real_vocab: int | None = None,
+    adapter: str | None = None,
+) -> list[int]:
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(int(naive_logits(tokens, spec)[-1][:real_vocab].argmax()))
+        tokens.append(int(naive_logits(tokens, spec, adapter=adapter)[-1][:real_vocab].argmax()))
     return tokens[len(prompt) :]

@@ -54,7 +54,7 @@ def toy_served(*, template: str | None = TEMPLATE, max_length: int = 256) -> Ser
         max_length=max_length,
         vocab_size=257,
         created=1,
-        adapters=("toy:poet",),
+        adapters={"toy:poet": "/adapters/poet"},
     )
 
 

@@ -7,6 +7,7 @@ from tpuctl.modelspec import num_parameters
 from tpuctl.plan.budget import gib
 from tpuctl.plan.schema import EmbeddingPlan, ServingPlan
 from tpuctl.plan.serve_schema import EndpointPlan
+from tpuctl.plan.weights_schema import ServedAdapterPlan
 
 
 def describe_serving(plan: ServingPlan) -> list[tuple[str, str]]:
@@ -19,6 +20,7 @@ def describe_serving(plan: ServingPlan) -> list[tuple[str, str]]:
     return [
         ("model", f"{model.name}: {size}; hidden {model.hidden_size}, {model.num_layers} layers, {heads}"),
         ("weights", f"{_weights(plan)}, {engine.dtype}, over {counted(plan.mesh.tensor, 'device')}"),
+        *(("adapter", _adapter(adapter)) for adapter in plan.adapters),
         ("text", f"tokenizer {plan.text.tokenizer}; chat template {plan.text.chat_template or 'the tokenizer’s'}"),
         ("engine", f"{counted(engine.max_sequences, 'sequence')} of at most {engine.max_length:,} tokens; {pages}"),
         ("seed", str(engine.seed)),
@@ -29,11 +31,20 @@ def describe_serving(plan: ServingPlan) -> list[tuple[str, str]]:
 
 def _weights(plan: ServingPlan) -> str:
     if plan.checkpoint is not None:
-        step = "the newest checkpoint" if plan.checkpoint.step is None else f"step {plan.checkpoint.step}"
-        return f"{step} of {plan.checkpoint.run}"
+        return f"{_step(plan.checkpoint.step)} of {plan.checkpoint.run}"
     return (
         f"drawn from seed {plan.engine.seed}" if plan.weights is None else f"{plan.weights.uri} ({plan.weights.family})"
     )
+
+
+def _step(step: int | None) -> str:
+    return "the newest checkpoint" if step is None else f"step {step}"
+
+
+def _adapter(adapter: ServedAdapterPlan) -> str:
+    source = f"{_step(adapter.step)} of {adapter.uri}" if adapter.is_run else adapter.uri
+    lora = adapter.lora
+    return f"{adapter.name}: {source}; rank {lora.rank}, alpha {lora.alpha:g} on {', '.join(lora.targets)}"
 
 
 def describe_embedding(plan: EmbeddingPlan) -> list[tuple[str, str]]:

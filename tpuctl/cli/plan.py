@@ -55,7 +55,7 @@ def resolve_here(recipe: Recipe, *, buckets: bool = True) -> Plan:
 
     cwd = current_directory()
     unseen = None if buckets else unseen_source(recipe, environ=os.environ, cwd=cwd)
-    source = unseen or read_source(recipe, environ=os.environ, cwd=cwd)
+    source = unseen or read_source(recipe, environ=os.environ, cwd=cwd, buckets=buckets)
     plan = resolve(recipe, environ=os.environ, cwd=cwd, source=source)
     return look_here(plan, recipe, home=os.environ.get("HOME"), buckets=buckets)
 

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tpuctl.engine.request import MAX_LOGIT_BIAS, MAX_STOP_IDS
+from tpuctl.engine.adapters import NONE, Adapters
+from tpuctl.engine.bounds import biases, masks
 from tpuctl.engine.scheduler import Sequence, Work
 
 EXPLAINED_ROWS = 64
@@ -20,10 +21,6 @@ EXPLAINED_ROWS = 64
 
 UNKNOWN = -1
 """In place of a token that only the device knows yet: the one last drawn in its slot."""
-
-EXCLUDED = -1e30
-MAX_BIAS = 512
-"""Columns of the bias arrays: a request's own, and its stop ids and ends of text while it may not stop."""
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 
@@ -67,6 +64,7 @@ class StepBatch:
         slots: Of each row; past the last slot for rows that draw nothing.
         sampling: The fields of ``sampling.SamplingRows`` by name; ``bias*`` and ``allowed`` only where needed.
         counts: Slot → token counts to set before the step, for sequences new in their slot.
+        adapters: Of each token, the index of its adapter; ``None`` for an engine that has none.
     """
 
     bucket: Bucket
@@ -78,6 +76,7 @@ class StepBatch:
     slots: np.ndarray
     sampling: dict[str, Any]
     counts: dict[int, np.ndarray] = field(default_factory=dict)
+    adapters: np.ndarray | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,9 +113,10 @@ class StepRunner(Protocol):
 class SlotTable:
     """What each slot's sequence brings to every step it is in."""
 
-    def __init__(self, sizes: BatchSizes, *, eos_ids: tuple[int, ...]) -> None:
+    def __init__(self, sizes: BatchSizes, *, eos_ids: tuple[int, ...], adapters: Adapters | None = None) -> None:
         self.sizes = sizes
         self._eos_ids = eos_ids
+        self._adapters = adapters
         slots = sizes.max_running + 1  # the last is for padding
         self._tables = np.full((slots, sizes.pages_per_sequence), sizes.scratch_page, np.int32)
         self._num_pages = [0] * slots
@@ -126,6 +126,7 @@ class SlotTable:
         self._cuts = np.zeros(slots, np.bool_)
         self._penalised = np.zeros(slots, np.bool_)
         self._explained = np.zeros(slots, np.bool_)
+        self._adapter = np.full(slots, NONE, np.int32)
         self._bound: set[int] = set()  # slots with biases or a grammar: few, and so looked at one by one
 
     def batch(self, work: list[Work], *, bucket: Bucket) -> StepBatch:
@@ -159,6 +160,7 @@ class SlotTable:
             slots=np.where(draws, slots, self.sizes.max_running),
             sampling=self._sampling(work, slots, draws),
             counts=counts,
+            adapters=None if self._adapters is None else self._adapter[token_slots],
         )
 
     def _admit(self, sequence: Sequence) -> None:
@@ -171,6 +173,8 @@ class SlotTable:
         self._cuts[slot] = sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
         self._penalised[slot] = sampling.has_penalties
         self._explained[slot] = sampling.logprobs is not None
+        if self._adapters is not None:
+            self._adapter[slot] = self._adapters.index(sequence.request.adapter)
         bound = bool(sampling.logit_bias) or sampling.min_tokens > 0 or sequence.grammar is not None
         (self._bound.add if bound else self._bound.discard)(slot)
 
@@ -240,37 +244,8 @@ class SlotTable:
         bound = [
             (row, item.sequence) for row, item in enumerate(work) if item.draws and item.sequence.slot in self._bound
         ]
-        return rows | self._biases(bound, len(slots)) | self._masks(bound, len(slots))
-
-    def _biases(self, bound: list[tuple[int, Sequence]], num_rows: int) -> dict[str, Any]:
-        by_row = {row: bias for row, sequence in bound if (bias := self._bias(sequence))}
-        if not by_row:
-            return {"biased": np.False_}
-        ids = np.full((num_rows, MAX_BIAS), self.sizes.vocab_size, np.int32)
-        values = np.zeros((num_rows, MAX_BIAS), np.float32)
-        for row, bias in by_row.items():
-            ids[row, : len(bias)] = list(bias)
-            values[row, : len(bias)] = list(bias.values())
-        return {"biased": np.True_, "bias_ids": ids, "bias": values}
-
-    def _bias(self, sequence: Sequence) -> dict[int, float]:
-        sampling = sequence.request.sampling
-        # The token to be drawn is already pending here.
-        if sequence.num_output > sampling.min_tokens:
-            return dict(sampling.logit_bias)
-        forbidden = sampling.stop_ids if sampling.ignore_eos else (*sampling.stop_ids, *self._eos_ids)
-        return {**sampling.logit_bias, **dict.fromkeys(forbidden, EXCLUDED)}
-
-    def _masks(self, bound: list[tuple[int, Sequence]], num_rows: int) -> dict[str, Any]:
-        grammars = {row: sequence.grammar for row, sequence in bound if sequence.grammar is not None}
-        if not grammars:
-            return {"masked": np.False_}
-        allowed = np.full((num_rows, -(-self.sizes.vocab_size // 32)), -1, np.int32)
-        for row, grammar in grammars.items():
-            mask = grammar.mask()
-            allowed[row] = 0
-            allowed[row, : len(mask)] = mask
-        return {"masked": np.True_, "allowed": allowed}
+        known = {"num_rows": len(slots), "vocab_size": self.sizes.vocab_size}
+        return rows | biases(bound, **known, eos_ids=self._eos_ids) | masks(bound, **known)
 
 
 def _slot(sequence: Sequence) -> int:
@@ -292,6 +267,3 @@ def _token_counts(sequence: Sequence, vocab_size: int) -> np.ndarray:
     counts = 2 * made.astype(np.int32)
     counts[list(set(sequence.tokens[: sequence.num_prompt]))] += 1
     return counts
-
-
-assert MAX_LOGIT_BIAS + MAX_STOP_IDS < MAX_BIAS

@@ -18,7 +18,7 @@ from tpuctl.engine.sampling import Explained
 from tpuctl.engine.step import Made, Step
 from tpuctl.nn.params import ParamTree
 
-_LAYER_INPUTS = ("positions", "layout")
+_LAYER_INPUTS = ("positions", "layout", "adapters")
 _ROW_INPUTS = ("slots", "sampling")
 
 
@@ -38,7 +38,7 @@ class Chain:
         pages, rest = state["pages"], {name: state[name] for name in ("last", "counts")}
         inputs = jax.device_put(inputs)
         x = self._enter(params["ends"], state["last"], inputs)
-        given = {name: inputs[name] for name in _LAYER_INPUTS}
+        given = {name: inputs[name] for name in _LAYER_INPUTS if name in inputs}
         for group, weights in zip(self._groups, params["groups"], strict=True):
             x, pages = self._layers[group.spec](weights, x, pages, given, group.first)
         hidden = x[0]

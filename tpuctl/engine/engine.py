@@ -84,7 +84,7 @@ class Engine:
             ),
             pool=self._pool,
         )
-        self._slots = SlotTable(sizes, eos_ids=options.eos_ids)
+        self._slots = SlotTable(sizes, eos_ids=options.eos_ids, adapters=options.adapters)
         self._samples: dict[str, list[Sequence]] = {}
         self._held: dict[Sequence, list[Sequence]] = {}  # samples that wait for the first to have computed the prompt
         self._prompts = PromptLogprobs(runner)
@@ -168,7 +168,7 @@ class Engine:
         options, sampling = self.options, request.sampling
         if request.request_id in self._samples:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
-        if request.adapter is not None:
+        if request.adapter is not None and request.adapter not in options.adapter_names:
             raise RequestError(f"no adapter {request.adapter!r} is loaded", param="adapter")
         for param, ids in (
             ("prompt", request.prompt),

@@ -22,8 +22,8 @@ from tpuctl.engine.batch import Bucket, CompiledShape, StepBatch, StepResult, St
 from tpuctl.engine.frames import Channel, Frame, PeerGoneError, pack
 from tpuctl.errors import HostLostError
 
-Forward = Callable[[np.ndarray], np.ndarray]
-"""Token ids ``[tokens]`` to logits ``[tokens, vocabulary]`` by the plain forward pass."""
+Forward = Callable[[np.ndarray, int], np.ndarray]
+"""Token ids ``[tokens]`` and the index of an adapter to logits ``[tokens, vocabulary]`` by the plain forward pass."""
 
 Tell = Callable[..., None]
 
@@ -85,9 +85,9 @@ class Lockstep:
         asked = self._send("explain", {"step": launched, "places": places, "targets": targets})
         return StepResult(**self._answer("explained", asked))
 
-    def forward(self, tokens: np.ndarray) -> np.ndarray:
+    def forward(self, tokens: np.ndarray, adapter: int) -> np.ndarray:
         """The plain forward pass over all hosts; see ``Forward``."""
-        asked = self._send("forward", {"tokens": tokens})
+        asked = self._send("forward", {"tokens": tokens, "adapter": adapter})
         logits: np.ndarray = self._answer("logits", asked, seconds=self._start_seconds)["logits"]
         return logits
 
@@ -190,7 +190,7 @@ class Follower:
             told = runner.explain(self._launched[values["step"]], places=values["places"], targets=values["targets"])
             self._answer("explained", frame.number, lambda: _result_values(told))
         elif frame.kind == "forward":
-            logits = forward(values["tokens"])
+            logits = forward(values["tokens"], values["adapter"])
             self._answer("logits", frame.number, lambda: {"logits": logits})
         elif frame.kind == "warm_up":
             for shape in runner.warm_up():

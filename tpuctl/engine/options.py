@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tpuctl.engine.adapters import Adapters
 from tpuctl.engine.batch import Bucket
 
 _FEW_ROWS = 8
@@ -24,6 +25,7 @@ class EngineOptions:
         eos_ids: Tokens that end every text unless ``ignore_eos``.
         real_vocab: Token ids that exist, if fewer than the model's rows; the others are never drawn.
         seed: Of the requests without one.
+        adapters: Those that requests may name; ``None`` for no such thing, in the compiled step neither.
     """
 
     max_length: int
@@ -36,6 +38,7 @@ class EngineOptions:
     eos_ids: tuple[int, ...] = ()
     real_vocab: int | None = None
     seed: int = 0
+    adapters: Adapters | None = None
 
     def __post_init__(self) -> None:
         """Refuse sizes that can't work.
@@ -54,6 +57,11 @@ class EngineOptions:
     def pages_per_sequence(self) -> int:
         """Pages of the longest sequence."""
         return -(-self.max_length // self.page_size)
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """The adapters that requests may name."""
+        return () if self.adapters is None else self.adapters.names
 
 
 def buckets(options: EngineOptions) -> list[Bucket]:

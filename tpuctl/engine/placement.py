@@ -15,8 +15,9 @@ from tpuctl.mesh import named_sharding
 from tpuctl.modelspec import ModelSpec
 from tpuctl.nn.params import ParamTree, logical_axes
 from tpuctl.nn.transposed import Transposed
+from tpuctl.plan.weights_schema import LoraPlan
 
-_ENTERING = ("query", "key", "value", "gate", "up")  # weights of ``nn.layers.project``
+_ENTERING = ("query", "key", "value", "gate", "up", "b")  # weights of ``nn.layers.project``
 _MOST_LAYERS = 6
 
 
@@ -28,7 +29,7 @@ class LayerGroup:
     first: int
 
 
-def place(spec: ModelSpec, params: ParamTree, *, mesh: Mesh, dtype: Any) -> ParamTree:
+def place(spec: ModelSpec, params: ParamTree, *, mesh: Mesh, dtype: Any, lora: LoraPlan | None = None) -> ParamTree:
     """Each weight in ``dtype``, in shards by its logical axes.
 
     Raises:
@@ -39,7 +40,7 @@ def place(spec: ModelSpec, params: ParamTree, *, mesh: Mesh, dtype: Any) -> Para
         array: Array = jax.device_put(jnp.asarray(leaf, dtype), named_sharding(mesh, names, shape=leaf.shape))
         return array
 
-    axes = logical_axes(spec, tensor=mesh.shape["tensor"])
+    axes = logical_axes(spec, tensor=mesh.shape["tensor"], lora=lora)
     tree: ParamTree = jax.tree.map(
         lambda names, leaf: placed(leaf, names), axes, params, is_leaf=lambda node: isinstance(node, tuple)
     )

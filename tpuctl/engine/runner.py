@@ -27,7 +27,8 @@ from tpuctl.engine.attention import (
     kernel_for,
     pages_shape,
 )
-from tpuctl.engine.batch import EXPLAINED_ROWS, MAX_BIAS, BatchSizes, CompiledShape, SlotTable, StepBatch, StepResult
+from tpuctl.engine.batch import EXPLAINED_ROWS, BatchSizes, CompiledShape, SlotTable, StepBatch, StepResult
+from tpuctl.engine.bounds import MAX_BIAS
 from tpuctl.engine.chain import Chain
 from tpuctl.engine.options import EngineOptions, buckets
 from tpuctl.engine.placement import in_groups, place
@@ -69,7 +70,7 @@ class Runner:
 
         Args:
             spec: The model.
-            params: Its parameters, numpy or jax, of any dtype.
+            params: Its parameters, numpy or jax, of any dtype; with those of ``engine.adapters`` where it has any.
             mesh: ``tensor`` is split over; the other axes must be 1.
             engine: Sizes.
             options: How to run.
@@ -79,14 +80,14 @@ class Runner:
         """
         self.program = StepProgram(spec, mesh=mesh, engine=engine, options=options)
         self.engine = engine
-        placed = place(spec, params, mesh=mesh, dtype=options.dtype)
+        placed = place(spec, params, mesh=mesh, dtype=options.dtype, lora=self.program.lora)
         self._params = in_groups(spec, placed) if self.program.chained else placed
         self._state = self.program.empty_state()
         self._nothing = {bucket.rows: self.program.nothing(bucket.rows) for bucket in buckets(engine)}
 
     def warm_up(self) -> Iterator[CompiledShape]:
         """Compile every shape, one for each item, by running a step that changes nothing."""
-        table = SlotTable(self.program.sizes, eos_ids=())
+        table = SlotTable(self.program.sizes, eos_ids=(), adapters=self.engine.adapters)
         for bucket in buckets(self.engine):
             start = time.perf_counter()
             launched = self.launch(table.batch([], bucket=bucket))
@@ -106,6 +107,7 @@ class Runner:
             "last": batch.last,
             "slots": batch.slots,
             "sampling": SamplingRows(**(self._nothing[batch.bucket.rows] | batch.sampling)),
+            **({} if batch.adapters is None else {"adapters": batch.adapters}),
         }
         made: Made
         self._state, made = self.program.step(self._params, self._state, inputs)
@@ -135,6 +137,7 @@ class StepProgram:
         self.chained = platform == "cpu" and mesh.size == 1
         self.partition = Partition(tensor=mesh_axis(mesh, "tensor"))
         self.sizes = batch_sizes(spec, engine)
+        self.lora = engine.adapters and engine.adapters.lora
         self.page_shape = PageShape(
             num_layers=spec.num_layers,
             num_pages=engine.num_pages + 1,
@@ -149,6 +152,7 @@ class StepProgram:
             pages=self.page_shape,
             kernel=self.kernel,
             real_vocab=engine.real_vocab,
+            adapters=engine.adapters,
         )
         if self.chained:
             chain = Chain(step)
@@ -163,7 +167,7 @@ class StepProgram:
         """How each weight is split."""
         if self.chained:
             return PartitionSpec()
-        axes = logical_axes(self.spec, tensor=self.partition.tensor.size)
+        axes = logical_axes(self.spec, tensor=self.partition.tensor.size, lora=self.lora)
         return jax.tree.map(RULES.spec, axes, is_leaf=lambda node: isinstance(node, tuple))
 
     def state_specs(self) -> dict[str, PartitionSpec]:

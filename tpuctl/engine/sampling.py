@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Float32, Int, Int32, UInt32
 
-from tpuctl.engine.batch import EXCLUDED
+from tpuctl.engine.bounds import EXCLUDED
 from tpuctl.engine.request import MAX_LOGPROBS
 
 _BLOCK = 128  # tokens: the lanes of a TPU

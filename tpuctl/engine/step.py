@@ -13,11 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Float, Float32, Int32
+from jaxtyping import Bool, Float, Float32, Int, Int32
 
 from tpuctl.engine import sampling
+from tpuctl.engine.adapters import Adapters
 from tpuctl.engine.attention import PagedAttention, PagedKernel, PageShape
-from tpuctl.engine.batch import EXCLUDED
+from tpuctl.engine.bounds import EXCLUDED
 from tpuctl.engine.sampling import Explained, SamplingRows
 from tpuctl.modelspec import ModelSpec
 from tpuctl.nn.decoder import Decoder, ForwardOptions
@@ -37,6 +38,11 @@ class Made:
 jax.tree_util.register_dataclass(Made)
 
 
+def own_ranks(adapters: Adapters, index: Int[Array, "b t"]) -> Bool[Array, "b t ranks"]:
+    """Which of the ranks of all adapters are those of each token's own."""
+    return index[..., None] == adapters.owners
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
     """The step of a model, whole or in parts.
@@ -48,6 +54,7 @@ class Step:
         kernel: Of attention.
         real_vocab: Token ids that exist; ``None`` for all.
         unroll: Whether the layers stand one after the other in the program.
+        adapters: Those in the parameters, of which ``inputs["adapters"]`` has the index of each token's.
     """
 
     spec: ModelSpec
@@ -56,6 +63,7 @@ class Step:
     kernel: PagedKernel
     real_vocab: int | None
     unroll: bool = False
+    adapters: Adapters | None = None
 
     def run(self, params: ParamTree, state: dict[str, Array], inputs: dict[str, Any]) -> tuple[dict[str, Array], Made]:
         """The state after a step (pages, tokens last drawn, token counts), and what the host may fetch."""
@@ -68,7 +76,7 @@ class Step:
     def enter(self, params: ParamTree, last: Int32[Array, " slots"], inputs: dict[str, Any]) -> Float[Array, "1 t d"]:
         """What goes into the first layer."""
         tokens = jnp.where(inputs["tokens"] < 0, last[inputs["token_slots"]], inputs["tokens"])
-        decoder = bind(self.spec, params)
+        decoder = self._bound(params)
         return decoder.embed(tokens[None], inputs["positions"][None], partition=self.partition)
 
     def layers(
@@ -83,34 +91,41 @@ class Step:
             window=self.spec.sliding_window if self.spec.local_layers else None,
             all_local=len(self.spec.local_layers) == self.spec.num_layers,
         )
-        return bind(self.spec, params).run_layers(
+        return self._bound(params).run_layers(
             x,
             inputs["positions"][None],
             attend=attention,
             state=pages,
-            options=ForwardOptions(partition=self.partition, unroll=self.unroll),
+            options=ForwardOptions(
+                partition=self.partition,
+                unroll=self.unroll,
+                adapter_ranks=None if self.adapters is None else own_ranks(self.adapters, inputs["adapters"][None]),
+            ),
         )
 
     def finish(self, params: ParamTree, x: Float[Array, "t d"]) -> Float[Array, "t d"]:
         """Hidden states as the head takes them."""
-        return bind(self.spec, params).finish(x[None], partition=self.partition)[0]
+        return self._bound(params).finish(x[None], partition=self.partition)[0]
 
     def leave(
         self, params: ParamTree, hidden: Float[Array, "r d"], state: dict[str, Array], inputs: dict[str, Any]
     ) -> tuple[dict[str, Array], Int32[Array, " r"], Explained]:
         """The tokens drawn from finished hidden states, and the state but for the pages."""
         rows, slots = inputs["sampling"], inputs["slots"]
-        raw = self._logits(bind(self.spec, params), hidden)
+        raw = self._logits(self._bound(params), hidden)
         drawn, explained = self._draw(raw, rows, state["counts"][slots])
         counts = self._counted(state["counts"], rows, slots, drawn)
         return {"last": state["last"].at[slots].set(drawn), "counts": counts}, drawn, explained
 
     def explain(self, params: ParamTree, hidden: Float[Array, "r d"], targets: Int32[Array, " r"]) -> Explained:
         """Log probabilities of ``targets`` as predicted at tokens with these finished hidden states."""
-        raw = self._logits(bind(self.spec, params), hidden)
+        raw = self._logits(self._bound(params), hidden)
         mine = sampling.explain(self._whole_rows(raw), self._my_rows(targets))
         told: Explained = jax.tree.map(self._everyones, mine)
         return told
+
+    def _bound(self, params: ParamTree) -> Decoder:
+        return bind(self.spec, params, lora=self.adapters and self.adapters.lora)
 
     def _logits(self, decoder: Decoder, hidden: Float[Array, "r d"]) -> Float32[Array, "r v_shard"]:
         """This device's part of the vocabulary; rows of the head that stand for no token are excluded."""

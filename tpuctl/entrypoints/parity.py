@@ -10,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpuctl.engine.adapters import Adapters
 from tpuctl.engine.engine import Engine
 from tpuctl.engine.lockstep import Forward
 from tpuctl.engine.request import Request, SamplingParams
+from tpuctl.engine.step import own_ranks
 from tpuctl.errors import JobFailedError
 from tpuctl.modelspec import ModelSpec
-from tpuctl.nn.decoder import TokenRows
+from tpuctl.nn.decoder import ForwardOptions, TokenRows
 from tpuctl.nn.params import ParamTree, bind
 from tpuctl.plan.serve_schema import ServeDtype
 
@@ -25,22 +27,27 @@ PROBE_STEPS = 4
 _TIES = {"float32": 1e-3, "bfloat16": 0.125}
 
 
-def plain_forward(spec: ModelSpec, params: ParamTree) -> Forward:
+def plain_forward(spec: ModelSpec, params: ParamTree, *, adapters: Adapters | None = None) -> Forward:
     """The forward pass over a whole text, with neither pages nor batches. On a mesh, every host calls it."""
     whole = _everywhere(params)
+    lora = adapters and adapters.lora
 
     @jax.jit
-    def logits(params: ParamTree, tokens: Any) -> Any:
+    def logits(params: ParamTree, tokens: Any, adapter: Any) -> Any:
         positions = jnp.arange(tokens.shape[0])[None]
         rows = TokenRows(tokens=tokens[None], positions=positions, segment_ids=jnp.ones_like(positions))
-        found = bind(spec, params).logits(rows)[0].astype(jnp.float32)
+        ranks = None if adapters is None else own_ranks(adapters, jnp.full_like(positions, adapter))
+        options = ForwardOptions(adapter_ranks=ranks)
+        found = bind(spec, params, lora=lora).logits(rows, options=options)[0].astype(jnp.float32)
         return found if whole is None else jax.lax.with_sharding_constraint(found, whole)
 
-    return lambda tokens: np.asarray(logits(params, tokens))
+    return lambda tokens, adapter: np.asarray(logits(params, tokens, np.int32(adapter)))
 
 
 def check_parity(engine: Engine, forward: Forward, *, dtype: ServeDtype, tell: Callable[..., None]) -> None:
     """Hold the engine's first tokens of a prompt against the plain forward pass over the whole text.
+
+    The model itself and each of its adapters are asked at once, so that they share a batch.
 
     Raises:
         JobFailedError: The engine does not say what the model says.
@@ -50,20 +57,27 @@ def check_parity(engine: Engine, forward: Forward, *, dtype: ServeDtype, tell: C
     assert vocab_size is not None, "a served engine knows its tokenizer"
     probe = np.random.default_rng(0).integers(0, vocab_size, PROBE_TOKENS).tolist()
     steps = min(PROBE_STEPS, engine.options.max_length - PROBE_TOKENS)
-    said = _said(engine, tuple(probe), steps=steps)
-    whole = np.zeros(PROBE_TOKENS + steps, np.int32)
-    whole[: PROBE_TOKENS + len(said)] = [*probe, *said]
-    found = forward(whole)[:, :vocab_size]
+    all_said = _said(engine, tuple(probe), steps=steps)
+    for index, (name, said) in enumerate(all_said.items()):
+        whole = np.zeros(PROBE_TOKENS + steps, np.int32)
+        whole[: PROBE_TOKENS + len(said)] = [*probe, *said]
+        found = forward(whole, index)[:, :vocab_size]
+        _compare(said, found[PROBE_TOKENS - 1 :], tie=_TIES[dtype], of=name)
+    beside = f", with each of {len(all_said) - 1} adapters, too" * (len(all_said) > 1)
+    detail = f"{len(all_said[None])} tokens as from the plain forward pass{beside}"
+    tell("checked", seconds=time.monotonic() - started, detail=detail)
+
+
+def _compare(said: list[int], rows: np.ndarray, *, tie: float, of: str | None) -> None:
     for step, token in enumerate(said):
-        row = found[PROBE_TOKENS - 1 + step]
+        row = rows[step]
         # Negated, so that a NaN counts as wrong.
-        if not row[token] >= row.max() - _TIES[dtype]:
+        if not row[token] >= row.max() - tie:
             raise JobFailedError(
-                f"token {step + 1} of the probe is {token} from the engine and {int(row.argmax())} from the plain "
-                f"forward pass ({row[token]:.3f} against {row.max():.3f})",
+                f"token {step + 1} of the probe{f' of adapter {of}' if of else ''} is {token} from the engine and "
+                f"{int(row.argmax())} from the plain forward pass ({row[token]:.3f} against {row.max():.3f})",
                 hint="the model would be served wrong; please report it with the recipe",
             )
-    tell("checked", seconds=time.monotonic() - started, detail=f"{len(said)} tokens as from the plain forward pass")
 
 
 def _everywhere(params: ParamTree) -> Any:
@@ -73,11 +87,15 @@ def _everywhere(params: ParamTree) -> Any:
     return None if mesh is None or mesh.size == 1 else jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
 
-def _said(engine: Engine, prompt: tuple[int, ...], *, steps: int) -> list[int]:
+def _said(engine: Engine, prompt: tuple[int, ...], *, steps: int) -> dict[str | None, list[int]]:
+    """By adapter, in the order of their indices; ``None`` is the model itself."""
     sampling = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True)
-    engine.add_request(Request(request_id="probe", prompt=prompt, sampling=sampling))
-    said: list[int] = []
+    names = (None, *engine.options.adapter_names)
+    for index, name in enumerate(names):
+        engine.add_request(Request(request_id=f"probe {index}", prompt=prompt, sampling=sampling, adapter=name))
+    said: dict[str, list[int]] = {f"probe {index}": [] for index in range(len(names))}
     while engine.has_work():
-        said += [token for output in engine.step() for token in output.token_ids]
+        for output in engine.step():
+            said[output.request_id] += output.token_ids
     engine.forget_prefixes()
-    return said
+    return dict(zip(names, said.values(), strict=True))

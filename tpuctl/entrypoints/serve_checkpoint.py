@@ -35,7 +35,7 @@ def exported_checkpoint(plan: ServingPlan, *, tell: Callable[..., None]) -> Iter
     run = plan.checkpoint.run
     with tempfile.TemporaryDirectory(prefix="tpuctl-served-") as directory:
         folder = join(directory, "model")
-        exported = _export({"run": run, "step": plan.checkpoint.step, "folder": folder, "dtype": plan.engine.dtype})
+        exported = run_export({"run": run, "step": plan.checkpoint.step, "folder": folder, "dtype": plan.engine.dtype})
         seconds = time.monotonic() - started
         tell("exported", seconds=seconds, detail=f"step {exported['step']} of {run}, as {exported['family']}")
         tokenizer = folder if plan.text.tokenizer == run else plan.text.tokenizer
@@ -47,8 +47,15 @@ def exported_checkpoint(plan: ServingPlan, *, tell: Callable[..., None]) -> Iter
         )
 
 
-def _export(request: dict[str, Any]) -> dict[str, Any]:
-    """In a process of its own: it must not take the chips, nor the memory that is wanted for them."""
+def run_export(request: dict[str, Any]) -> dict[str, Any]:
+    """What an export has written, as ``export.Exported`` has it; ``request`` is an ``export.Request``.
+
+    In a process of its own: it must not take the chips, nor the memory that is wanted for them.
+
+    Raises:
+        WeightsError: there is no such checkpoint, or it can't be read.
+        JobFailedError: the process said nothing.
+    """
     done = subprocess.run(
         [sys.executable, "-m", _MODULE],
         input=json.dumps(request),

@@ -22,10 +22,11 @@ from tpuctl.engine.options import EngineOptions, buckets
 from tpuctl.engine.runner import Runner, RunnerOptions
 from tpuctl.entrypoints.parity import check_parity, plain_forward
 from tpuctl.entrypoints.programs import keep_programs
+from tpuctl.entrypoints.serve_adapters import exported_adapters, held_adapters, load_adapters
 from tpuctl.entrypoints.serve_checkpoint import exported_checkpoint
 from tpuctl.entrypoints.serve_text import load_text
 from tpuctl.mesh import create_mesh
-from tpuctl.nn.params import ParamTree, init_params, param_shardings
+from tpuctl.nn.params import ParamTree, init_params, joined, param_shardings
 from tpuctl.nn.weights import load_params
 from tpuctl.plan.schema import ServingPlan
 from tpuctl.serve.generation import MakeGrammar
@@ -58,13 +59,13 @@ def load_model(plan: ServingPlan, *, simulated: bool, tell: Tell) -> Loaded:
 
 @contextmanager
 def local_plan(plan: ServingPlan, *, tell: Tell) -> Iterator[ServingPlan]:
-    """The plan with folders of this host in place of a checkpoint and of built-in models, for loading from.
+    """The plan with folders of this host in place of runs and of built-in models, for loading from.
 
     Raises:
         WeightsError: There is no such checkpoint; or a built-in model can't be fetched.
     """
-    with exported_checkpoint(plan, tell=tell) as found:
-        yield with_local_folders(found, tell=tell)
+    with exported_checkpoint(plan, tell=tell) as found, exported_adapters(found, tell=tell) as all_found:
+        yield with_local_folders(all_found, tell=tell)
 
 
 def ready_runner(plan: ServingPlan, options: EngineOptions, *, simulated: bool, tell: Tell) -> tuple[Runner, Forward]:
@@ -72,15 +73,17 @@ def ready_runner(plan: ServingPlan, options: EngineOptions, *, simulated: bool, 
 
     Raises:
         ClusterError: These are not the plan's devices.
-        WeightsError: The folder's weights are not those of the plan's model.
+        WeightsError: The folder's weights are not those of the plan's model, or an adapter does not fit it.
     """
     verify_devices(plan, simulated=simulated)
     keep_programs(plan, tell=lambda text: tell("programs", detail=text))
     mesh = create_mesh(plan.mesh)
-    params = _weights(plan, mesh, tell=tell)
+    # First, since a misfit shows in no time.
+    beside = {} if options.adapters is None else load_adapters(plan, options.adapters, mesh, tell=tell)
+    params = joined(beside, _weights(plan, mesh, tell=tell))
     run = RunnerOptions(dtype=jnp.dtype(plan.engine.dtype))
     runner = Runner(plan.model, params, mesh=mesh, engine=options, options=run)
-    return runner, plain_forward(plan.model, params)
+    return runner, plain_forward(plan.model, params, adapters=options.adapters)
 
 
 def proven(plan: ServingPlan, engine: Engine, forward: Forward, text: Text, *, tell: Tell) -> Loaded:
@@ -99,6 +102,7 @@ def proven(plan: ServingPlan, engine: Engine, forward: Forward, text: Text, *, t
         max_length=plan.engine.max_length,
         vocab_size=tokenizer.vocab_size,
         created=int(time.time()),
+        adapters={adapter.name: adapter.uri for adapter in plan.adapters},
     )
     return Loaded(engine=engine, served=served, make_grammar=make_grammar)
 
@@ -156,6 +160,7 @@ def engine_options(plan: ServingPlan, tokenizer: Tokenizer) -> EngineOptions:
         real_vocab=tokenizer.vocab_size,
         # Unseeded requests must not say the same after every start; seeded ones don't depend on it.
         seed=time.time_ns() % 2**31,
+        adapters=held_adapters(plan),
     )
 
 

@@ -56,3 +56,17 @@ def adapter_parameters(spec: ModelSpec, *, rank: int, targets: Sequence[str]) ->
         found[f"{path}/a"] = Parameter(shape=(rank, *inside), layers=weight.layers)
         found[f"{path}/b"] = Parameter(shape=(rank, *outside), layers=weight.layers)
     return found
+
+
+def values_on_devices(spec: ModelSpec, *, rank: int, targets: Sequence[str], tensor: int) -> int:
+    """Numbers that ``tensor`` devices hold together of adapters: each has whole the factor on the residual stream's
+    side, and its part of the other one."""
+    known = adapter_parameters(spec, rank=rank, targets=targets)
+    total = 0
+    for target in targets:
+        a, b = (known[f"{adapter_path(target)}/{factor}"].size for factor in ("a", "b"))
+        whole, split = (b, a) if target in BACK else (a, b)
+        # Fewer key heads than devices are held by several.
+        held = max(spec.num_kv_heads, tensor) // spec.num_kv_heads if target in ("k_proj", "v_proj") else 1
+        total += tensor * whole + held * split
+    return total

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
-from jaxtyping import Float, Key
+from jaxtyping import Bool, Float, Key
 
 from tpuctl.modelspec.adapters import BACK, TARGETS
 from tpuctl.nn.layers import ParamMaker, folded, project, project_back
@@ -28,11 +28,16 @@ _FIRST_SITE = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adapting:
-    """How adapters run. ``keys``: one per row, of this layer, or None for no dropout."""
+    """How adapters run.
+
+    ``keys``: one per row, of this layer, or None for no dropout. ``ranks``: which of an adapter's ranks each token
+    has, or None for all: so that several adapters may stand beside a projection as one.
+    """
 
     partition: Partition
     dropout: float = 0.0
     keys: Key[Array, " b"] | None = None
+    ranks: Bool[Array, "b s rank"] | None = None
 
 
 class Adapter(nnx.Module):
@@ -55,6 +60,8 @@ class Adapter(nnx.Module):
         """What to add to the projection of ``x``; like it, a partial sum over ``tensor`` on the way back."""
         part = adapting.partition
         low = project_back(self._dropped(x, adapting), part.weight(self.a))
+        if adapting.ranks is not None:
+            low = jnp.where(adapting.ranks, low, 0)
         return project(low * jnp.asarray(self.scale, low.dtype), part.weight(self.b, kv_heads=kv_heads))
 
     def _dropped(self, x: Float[Array, "b s *inside"], adapting: Adapting) -> Array:

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jaxtyping import Float, Key
+from jaxtyping import Bool, Float, Key
 
 from tpuctl.modelspec import ModelSpec
 from tpuctl.nn.adapter import Adapting, adapted, adapters_of
@@ -24,10 +24,10 @@ from tpuctl.plan.weights_schema import LoraPlan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardOptions:
-    """How the decoder runs: nothing here changes what it computes, but for dropout.
+    """How the decoder runs: nothing here changes what it computes, but for dropout and each token's choice of adapters.
 
     ``dropout`` is on the residual branches, ``adapter_dropout`` on what goes into adapters. ``dropout_keys``: one per
-    row, or ``None`` for neither. ``kernel`` is for attention within rows only.
+    row, or ``None`` for neither. ``adapter_ranks`` as ``Adapting.ranks``. ``kernel`` is for attention within rows only.
     """
 
     kernel: AttentionKernel = "reference"
@@ -35,6 +35,7 @@ class ForwardOptions:
     dropout: float = 0.0
     adapter_dropout: float = 0.0
     dropout_keys: Key[Array, " b"] | None = None
+    adapter_ranks: Bool[Array, "b s rank"] | None = None
     partition: Partition = WHOLE
     unroll: bool = False
     """Whether the layers stand one after the other in the program, instead of as one that runs many times."""
@@ -42,7 +43,9 @@ class ForwardOptions:
     @property
     def adapting(self) -> Adapting:
         """What of this adapters need."""
-        return Adapting(partition=self.partition, dropout=self.adapter_dropout, keys=self.dropout_keys)
+        return Adapting(
+            partition=self.partition, dropout=self.adapter_dropout, keys=self.dropout_keys, ranks=self.adapter_ranks
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

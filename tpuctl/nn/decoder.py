@@ -155,9 +155,9 @@ class Decoder(nnx.Module):
         cap = self.spec.logits_softcap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
-    def logits(self, rows: TokenRows) -> Float[Array, "b s v"]:
+    def logits(self, rows: TokenRows, *, options: ForwardOptions | None = None) -> Float[Array, "b s v"]:
         """All logits, f32, on one device: for tests and small evaluations."""
-        return self.project_to_vocab(self.hidden(rows, options=ForwardOptions()))
+        return self.project_to_vocab(self.hidden(rows, options=options or ForwardOptions()))
 
     def _stretches(self) -> Iterator[tuple[Any, Any, LayerView]]:
         """Consecutive layers with the same parameters, as a module's graph, its stacked state and the layers' views.

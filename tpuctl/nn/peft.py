@@ -13,46 +13,19 @@ from typing import Any
 
 import numpy as np
 
+from tpuctl.adapter_folder import CONFIG_FILE, WEIGHTS_FILE, AdapterFolder, open_adapter
 from tpuctl.errors import WeightsError
-from tpuctl.model_folder import read_json
 from tpuctl.modelspec import ModelSpec
 from tpuctl.modelspec.adapters import TARGETS, adapter_parameters, adapter_path
 from tpuctl.nn.naming import canonical_name, stored_parameters
 from tpuctl.nn.weights_leaves import DTYPES
 from tpuctl.plan.weights_schema import LoraPlan
-from tpuctl.safetensors import Tensor, TensorFile, lay_out, read_tensor_file
-from tpuctl.storage import NotFoundError, join, open_storage
-
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
+from tpuctl.safetensors import Tensor, TensorFile, lay_out
+from tpuctl.storage import join, open_storage
 
 _PREFIX = "base_model.model."
 _FACTORS = {"a": "lora_A", "b": "lora_B"}
 _SHOWN = 3
-
-# What changes the meaning of the factors, or adds others; PEFT's defaults of all of them are empty.
-_UNSUPPORTED = (
-    "use_rslora",
-    "use_dora",
-    "use_qalora",
-    "fan_in_fan_out",
-    "lora_bias",
-    "modules_to_save",
-    "layers_to_transform",
-    "layer_replication",
-    "rank_pattern",
-    "alpha_pattern",
-    "target_parameters",
-    "trainable_token_indices",
-    "alora_invocation_tokens",
-    "arrow_config",
-    "kasa_config",
-    "monteclora_config",
-    "use_bdlora",
-    "velora_config",
-)
-# The other ways to begin change the base weights, too.
-_BEGINNINGS = (None, True, False, "gaussian", "orthogonal", "eva")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,12 +82,9 @@ def fit_adapter(adapted: Adapted, folder: str) -> dict[str, Tensor]:
         WeightsError: it is none, of another rank, scale or shape, or has other targets.
         StorageError: it can't be read.
     """
-    _check_config(folder, read_json(folder, CONFIG_FILE), adapted.lora)
-    try:
-        tensors = read_tensor_file(join(folder, WEIGHTS_FILE)).tensors
-    except NotFoundError as error:
-        raise WeightsError(f"{folder} is no adapter: it has no {WEIGHTS_FILE}") from error
-    found = {_canonical(name, adapted.family): tensor for name, tensor in tensors.items()}
+    opened = open_adapter(folder)
+    _check_sizes(opened, adapted.lora)
+    found = {_canonical(name, adapted.family): tensor for name, tensor in opened.tensors.items()}
     wanted = {name: _stored(shape, path) for path, _, name, shape in adapted.factors()}
     problems = {
         "missing": [name for name in wanted if name not in found],
@@ -127,8 +97,10 @@ def fit_adapter(adapted: Adapted, folder: str) -> dict[str, Tensor]:
     }
     parts = [f"{len(names)} tensors {kind}: {_listed(names)}" for kind, names in problems.items() if names]
     if parts:
-        hint = "lora.targets must be the adapter's, and model.source the model it was trained beside"
-        raise WeightsError(f"the adapter in {folder} is not that of the recipe; {'; '.join(parts)}", hint=hint)
+        file = join(folder, WEIGHTS_FILE)
+        beside = f"beside {', '.join(adapted.lora.targets)} of a {adapted.family} of width {adapted.spec.hidden_size}"
+        hint = "the model must be the one it was trained beside, and lora.targets, where they are set, the adapter's"
+        raise WeightsError(f"{file} is no adapter {beside}; {'; '.join(parts)}", hint=hint)
     return found
 
 
@@ -143,7 +115,9 @@ def read_adapter(adapted: Adapted, folder: str) -> dict[str, np.ndarray]:
     for path, place, name, shape in adapted.factors():
         tensor = found[name]
         data = whole[tensor.start : tensor.end]
-        values = np.frombuffer(data, DTYPES[tensor.dtype]).reshape(tensor.shape)
+        values = np.frombuffer(data, DTYPES[tensor.dtype]).reshape(tensor.shape).astype(np.float32)
+        if not np.isfinite(values).all():
+            raise WeightsError(f"{file}: {tensor.name} has values that are not finite", hint="was its training?")
         arrays[path][place] = (values.T if path.endswith("/b") else values).reshape(shape)
     return arrays
 
@@ -181,24 +155,17 @@ def _config(lora: LoraPlan, base: str) -> dict[str, Any]:
     }
 
 
-def _check_config(folder: str, config: dict[str, Any] | None, lora: LoraPlan) -> None:
-    if config is None:
-        raise WeightsError(
-            f"{folder} is no adapter: it has no {CONFIG_FILE}", hint=f"name a folder with it and {WEIGHTS_FILE}"
-        )
-    if config.get("peft_type") != "LORA":
-        raise WeightsError(f"{folder} is an adapter of type {config.get('peft_type')!r}, not LORA")
-    odd = [key for key in _UNSUPPORTED if config.get(key)] + ["bias"] * (config.get("bias", "none") != "none")
-    odd += ["init_lora_weights"] * (config.get("init_lora_weights") not in _BEGINNINGS)
-    if odd:
-        raise WeightsError(f"{folder} is an adapter of a kind that is not supported: it sets {', '.join(odd)}")
+def _check_sizes(found: AdapterFolder, lora: LoraPlan) -> None:
     differing = [
-        f"lora.{ours} = {wanted:g} in the recipe, {theirs} = {config.get(theirs)} in the adapter"
-        for ours, wanted, theirs in (("rank", lora.rank, "r"), ("alpha", lora.alpha, "lora_alpha"))
-        if config.get(theirs) != wanted
+        f"lora.{ours} = {wanted:g} in the recipe, {theirs} = {has:g} in the adapter"
+        for ours, wanted, theirs, has in (
+            ("rank", lora.rank, "r", found.rank),
+            ("alpha", lora.alpha, "lora_alpha", found.alpha),
+        )
+        if has != wanted
     ]
     if differing:
-        raise WeightsError(f"{folder} is another adapter: {'; '.join(differing)}", hint="write the adapter's")
+        raise WeightsError(f"{found.uri} is another adapter: {'; '.join(differing)}", hint="write the adapter's")
 
 
 def _listed(names: list[str]) -> str:

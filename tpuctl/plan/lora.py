@@ -1,18 +1,19 @@
-"""The adapters of a recipe: which projections get one, of what rank, and whether the model can have them."""
+"""The adapters of a recipe, to train or to serve: which projections have one, and whether the model can."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 
 from tpuctl.modelspec import ModelSpec
-from tpuctl.modelspec.adapters import ALL_LINEAR, FUSED_FAMILIES, TARGETS, targets_of
+from tpuctl.modelspec.adapters import ALL_LINEAR, FUSED_FAMILIES, TARGETS, targets_of, values_on_devices
 from tpuctl.plan.here import Here
 from tpuctl.plan.places import storage_place
 from tpuctl.plan.source import ModelSource
-from tpuctl.plan.weights_schema import LoraPlan
+from tpuctl.plan.weights_schema import LoraPlan, ServedAdapterPlan
 from tpuctl.recipe.learning import LoraTable
 from tpuctl.recipe.origin import Findings
-from tpuctl.recipe.schema import TrainingRecipe
+from tpuctl.recipe.schema import ServingRecipe, TrainingRecipe
 
 
 def plan_lora(recipe: TrainingRecipe, *, source: ModelSource | None, here: Here, findings: Findings) -> LoraPlan | None:
@@ -39,6 +40,38 @@ def plan_lora(recipe: TrainingRecipe, *, source: ModelSource | None, here: Here,
         dropout=table.dropout,
         adapter=None if adapter is None else storage_place("lora.adapter", adapter, here=here, findings=findings),
     )
+
+
+def plan_served_adapters(
+    recipe: ServingRecipe, *, name: str, source: ModelSource | None, findings: Findings
+) -> tuple[ServedAdapterPlan, ...]:
+    """The adapters to serve beside a model that is called ``name``; what is wrong stands in ``findings``."""
+    if not recipe.serve.adapters:
+        return ()
+    if source is None:
+        if recipe.model.source is None:
+            hint = "set model.source to the folder they were trained beside, or leave them out"
+            findings.refuse("serve.adapters", "they stand beside the weights of a folder, and there is none", hint)
+        return ()
+    if source.family in FUSED_FAMILIES:
+        message = f"{source.family} keeps several projections in one matrix; adapters beside those are not supported"
+        findings.refuse("serve.adapters", message, "merge them into weights, and serve these")
+    known = targets_of(source.spec)
+    for adapter in source.adapters:
+        key, unknown = f"serve.adapters.{adapter.name}", [name for name in adapter.lora.targets if name not in known]
+        if adapter.name == name:
+            findings.refuse(key, "is the name of the model itself", "give the adapter, or serve.name, another")
+        if unknown or not adapter.lora.targets:
+            message = f"stands beside {', '.join(unknown) or 'no projection'}: this model has {', '.join(known)}"
+            findings.refuse(key, message, "name an adapter that was trained beside this model")
+    return source.adapters
+
+
+def adapter_values(spec: ModelSpec, loras: Sequence[LoraPlan], *, devices: int) -> int:
+    """Numbers of served adapters on all devices of the slice: held as one of all ranks and all targets."""
+    targets = tuple(target for target in TARGETS if any(target in lora.targets for lora in loras))
+    rank = sum(lora.rank for lora in loras)
+    return values_on_devices(spec, rank=rank, targets=targets, tensor=devices)
 
 
 def _targets(wanted: tuple[str, ...], spec: ModelSpec, findings: Findings) -> tuple[str, ...]:

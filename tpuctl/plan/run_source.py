@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from tpuctl.errors import WeightsError
+from tpuctl.errors import StorageError, WeightsError
 from tpuctl.plan.decode import PlanFormatError
 from tpuctl.plan.schema import TrainingPlan, plan_from_json
 from tpuctl.storage import NotFoundError, join, open_storage
@@ -19,6 +19,14 @@ def run_and_step(text: str) -> tuple[str, int | None]:
     """``runs/mine@200`` as the run directory and the step; without a step the newest is meant."""
     found = _STEP.fullmatch(text)
     return (text, None) if found is None else (found["run"], int(found["step"]))
+
+
+def is_run(uri: str) -> bool:
+    """Whether a place is the directory of a run, of any kind; no where it can't be looked at."""
+    try:
+        return open_storage(uri).exists(join(uri, RUN_FILE))
+    except StorageError:
+        return False
 
 
 def read_training_plan(uri: str) -> TrainingPlan:

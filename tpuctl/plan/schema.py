@@ -17,7 +17,7 @@ from tpuctl.plan.decode import PlanFormatError, decode
 from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, ReplicaPlan, SourcePlan, TaskPlan
 from tpuctl.plan.serve_schema import EncoderPlan, EndpointPlan, EnginePlan, ServedCheckpointPlan, TextPlan
 from tpuctl.plan.train_schema import CheckpointPlan, DataPlan, ExpectPlan, OptimPlan, TrainPlan
-from tpuctl.plan.weights_schema import LoraPlan, WeightsPlan
+from tpuctl.plan.weights_schema import LoraPlan, ServedAdapterPlan, WeightsPlan
 
 PLAN_SCHEMA = "tpuctl.plan/1"
 
@@ -177,6 +177,7 @@ class ServingPlan(Plan):
     model: ModelSpec
     weights: WeightsPlan | None
     checkpoint: ServedCheckpointPlan | None
+    adapters: tuple[ServedAdapterPlan, ...]
     text: TextPlan
     engine: EnginePlan
     endpoint: EndpointPlan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tpuctl import __version__
@@ -14,6 +14,7 @@ from tpuctl.plan.budget import gib
 from tpuctl.plan.endpoint import plan_endpoint
 from tpuctl.plan.environment import plan_job
 from tpuctl.plan.here import Here
+from tpuctl.plan.lora import adapter_values, plan_served_adapters
 from tpuctl.plan.mesh import undivided
 from tpuctl.plan.places import plan_run, storage_place
 from tpuctl.plan.schema import MeshPlan, ServingPlan, SlicePlan
@@ -22,7 +23,7 @@ from tpuctl.plan.slices import plan_slices
 from tpuctl.plan.source import ModelSource
 from tpuctl.plan.tokenizer import is_tokenizer_file, tokenizer_ids
 from tpuctl.plan.vllm import check_handover, serve_config
-from tpuctl.plan.weights_schema import WeightsPlan
+from tpuctl.plan.weights_schema import ServedAdapterPlan, WeightsPlan
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import ServingRecipe
 from tpuctl.topology import generation
@@ -54,7 +55,8 @@ def resolve_serving(
     if mesh is not None and model is not None:
         _check_division(model, mesh, findings)
     endpoint = plan_endpoint(recipe, job, name=model.name if model else "", here=here, findings=findings)
-    engine = _Memory(recipe, one, model, findings).plan() if one and model else None
+    adapters = plan_served_adapters(recipe, name=endpoint.name, source=source, findings=findings)
+    engine = _Memory(recipe, one, model, adapters, findings=findings).plan() if one and model else None
     if one is not None:
         check_handover(recipe, chips=one.chips, findings=findings)
     checkpoint = None if source is None else source.checkpoint
@@ -75,6 +77,7 @@ def resolve_serving(
         model=model,
         weights=None if source is None or checkpoint else WeightsPlan(uri=source.uri, family=source.family),
         checkpoint=checkpoint,
+        adapters=adapters,
         text=text,
         engine=engine,
         endpoint=endpoint,
@@ -146,7 +149,15 @@ def _check_division(model: ModelSpec, mesh: MeshPlan, findings: Findings) -> Non
 class _Memory:
     """KV pages for what was asked, within what a device has."""
 
-    def __init__(self, recipe: ServingRecipe, slices: SlicePlan, model: ModelSpec, findings: Findings) -> None:
+    def __init__(
+        self,
+        recipe: ServingRecipe,
+        slices: SlicePlan,
+        model: ModelSpec,
+        adapters: Sequence[ServedAdapterPlan],
+        *,
+        findings: Findings,
+    ) -> None:
         self._table = recipe.engine
         self._findings = findings
         self._devices = slices.total_devices
@@ -155,7 +166,8 @@ class _Memory:
         # Fewer key heads than devices are held by several, but for all of them at once the pages are no smaller.
         heads = max(model.num_kv_heads, self._devices)
         self._page_bytes = 2 * model.num_layers * heads * model.head_dim * size * self._table.page_size
-        self._weight_bytes = num_parameters(model) * size
+        beside = adapter_values(model, [adapter.lora for adapter in adapters], devices=self._devices)
+        self._weight_bytes = (num_parameters(model) + beside) * size
         hbm_bytes = generation(slices.generation).hbm_bytes_per_device * self._devices
         self._most_pages = int(hbm_bytes * self._table.memory_share - self._weight_bytes) // self._page_bytes
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tpuctl.builtin_models import BUILTIN_DECODERS, BUILTIN_MODELS
 from tpuctl.errors import RecipeError, StorageError, TpuctlError, WeightsError
@@ -17,15 +17,17 @@ from tpuctl.model_folder import read_config, tokenizer_files
 from tpuctl.modelspec import PRESETS, ModelSpec
 from tpuctl.modelspec.config import ModelConfigError
 from tpuctl.modelspec.huggingface import spec_from_config
+from tpuctl.plan.adapter_source import read_adapters
 from tpuctl.plan.encoder_source import EncoderSource, is_encoder
 from tpuctl.plan.here import Here
 from tpuctl.plan.places import storage_place
-from tpuctl.plan.run_source import RUN_FILE, read_training_plan, run_and_step
+from tpuctl.plan.run_source import is_run, read_training_plan, run_and_step
 from tpuctl.plan.serve_schema import ServedCheckpointPlan
 from tpuctl.plan.weights_header import check_header
+from tpuctl.plan.weights_schema import ServedAdapterPlan
 from tpuctl.recipe.origin import Findings
 from tpuctl.recipe.schema import InferenceRecipe, Recipe, ServingRecipe, TrainingRecipe
-from tpuctl.storage import is_gcs, join, open_storage
+from tpuctl.storage import is_gcs
 
 ModelErrors = (WeightsError, StorageError, ModelConfigError)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -35,7 +37,8 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 class ModelSource:
     """A model folder: where it is and what its ``config.json`` describes; or a built-in model by its name.
 
-    With ``checkpoint`` it is a run directory, and no folder yet: ``family`` is empty.
+    With ``checkpoint`` it is a run directory, and no folder yet: ``family`` is empty. ``adapters`` are to be served
+    beside it.
     """
 
     uri: str
@@ -43,6 +46,7 @@ class ModelSource:
     family: str
     has_tokenizer: bool
     checkpoint: ServedCheckpointPlan | None = None
+    adapters: tuple[ServedAdapterPlan, ...] = ()
 
 
 # Stands for a model that is not looked at: nothing that depends on a model's sizes is refused with it.
@@ -75,17 +79,30 @@ def unseen_source(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLik
     else:
         return None
     findings.settle()
-    return ModelSource(uri=uri, spec=_UNSEEN, family="llama", has_tokenizer=True, checkpoint=checkpoint)
+    unseen = ModelSource(uri=uri, spec=_UNSEEN, family="llama", has_tokenizer=True, checkpoint=checkpoint)
+    if isinstance(recipe, ServingRecipe):
+        return replace(unseen, adapters=read_adapters(recipe, here=here, buckets=False))
+    return unseen
 
 
 def read_source(
-    recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str] | str
+    recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str] | str, buckets: bool = True
 ) -> ModelSource | EncoderSource | None:
-    """The model folder a recipe names, None where it names none. Only what serves may name an encoder.
+    """The model folder a recipe names, with the adapters beside it; None where it names none. Only what serves may
+    name an encoder. Without ``buckets`` adapters in one are left out.
 
     Raises:
-        RecipeError: no such folder, or no model this version knows.
+        RecipeError: no such folder, or no model or adapter this version knows.
     """
+    source = _read_model(recipe, environ=environ, cwd=cwd)
+    if isinstance(source, ModelSource) and isinstance(recipe, ServingRecipe):
+        return replace(source, adapters=read_adapters(recipe, here=Here.of(cwd, environ), buckets=buckets))
+    return source
+
+
+def _read_model(
+    recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str] | str
+) -> ModelSource | EncoderSource | None:
     if isinstance(recipe, ServingRecipe) and recipe.model.checkpoint is not None:
         return _run(recipe, here=Here.of(cwd, environ))
     if not isinstance(recipe, TrainingRecipe | ServingRecipe) or recipe.model.source is None:
@@ -129,20 +146,13 @@ def refusal(recipe: TrainingRecipe | ServingRecipe | InferenceRecipe, error: Tpu
     A run's directory is told what makes a model folder of it, a name on a hub that it is none here.
     """
     asked, hint = recipe.model.source or "", error.hint
-    if _is_run(uri):
+    if is_run(uri):
         remedy = f"write its weights with `tpuctl export {asked} FOLDER`, and name that folder"
         named = "name it in model.checkpoint instead" if isinstance(recipe, ServingRecipe) else remedy
         hint = f"it is a run's directory: {named}"
     elif _HUB_NAME.fullmatch(asked) and not os.path.isdir(asked):
         hint = "no hub is contacted: name a folder that holds the model, here or in a bucket (gs://bucket/path)"
     return RecipeError(error.message, hint=hint, where=recipe.origin.where("model.source"))
-
-
-def _is_run(uri: str) -> bool:
-    try:
-        return open_storage(uri).exists(join(uri, RUN_FILE))
-    except StorageError:
-        return False
 
 
 def open_source(uri: str) -> ModelSource:

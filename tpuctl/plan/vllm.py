@@ -66,6 +66,9 @@ def check_handover(recipe: ServingRecipe, *, chips: int, findings: Findings) -> 
     if recipe.model.checkpoint is not None:
         hint = "`tpuctl export` makes one of a run"
         findings.refuse("model.checkpoint", "vLLM loads a model folder or a name on the hub", hint)
+    if recipe.serve.adapters:
+        hint = "serve them with tpuctl's own engine, or merge one into weights"
+        findings.refuse("serve.adapters", "vLLM is handed a model alone", hint)
     if recipe.serve.port == 0:
         findings.refuse("serve.port", "Ray Serve can't take any free port", "name one, such as 8000")
     if recipe.model.preset is not None or (recipe.model.source or "").startswith("builtin:"):

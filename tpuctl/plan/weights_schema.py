@@ -30,3 +30,17 @@ class LoraPlan:
     def scale(self) -> float:
         """What an adapter's result is multiplied by."""
         return self.alpha / self.rank
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedAdapterPlan:
+    """Adapters served beside a model, under a name of their own: a folder of PEFT's, or with ``is_run`` a training run.
+
+    ``step`` is that of the run's checkpoint; None is the newest that is complete when the endpoint starts.
+    """
+
+    name: str
+    uri: str
+    is_run: bool
+    step: int | None
+    lora: LoraPlan

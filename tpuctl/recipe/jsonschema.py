@@ -62,7 +62,7 @@ def _type(key: Key) -> dict[str, Any]:
     if key.type == "map":
         return {
             "type": "object",
-            "propertyNames": {"pattern": _VARIABLE},
+            "propertyNames": {"pattern": f"^(?:{key.rules.pattern})$" if key.rules.pattern else _VARIABLE},
             "additionalProperties": {"type": "string"},
         }
     return {

@@ -9,6 +9,9 @@ from tpuctl.plan.serve_schema import ServeDtype, ServeEngine
 from tpuctl.recipe.placement import SliceTable
 from tpuctl.recipe.settings import LARGEST_INT, setting
 
+_MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}"
+_MODEL_NAME_SAYS = "letters, digits and '._:/-', at most 128"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedSliceTable(SliceTable):
@@ -74,8 +77,8 @@ class ServeTable:
     name: str | None = setting(
         None,
         doc="What clients call the model.",
-        pattern=r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}",
-        pattern_says="letters, digits and '._:/-', at most 128",
+        pattern=_MODEL_NAME,
+        pattern_says=_MODEL_NAME_SAYS,
         absent="the model's name",
         example="smollm2",
         also=("served_model_name", "model_name"),
@@ -85,6 +88,15 @@ class ServeTable:
     )
     engine_args: dict[str, str] = setting(
         {}, doc="Further arguments for vLLM, each a text or JSON in a text.", example={"kv_cache_dtype": "fp8"}
+    )
+    adapters: dict[str, str] = setting(
+        {},
+        doc="LoRA adapters, each under the name that clients call it by: a folder as PEFT writes it, or a training run "
+        "of yours with [lora] (and @STEP for another checkpoint than the newest); local or gs://.",
+        pattern=_MODEL_NAME,
+        pattern_says=_MODEL_NAME_SAYS,
+        example={"poet": "gs://bucket/adapters/poet"},
+        also=("lora_modules", "loras", "lora"),
     )
     host: str = setting("127.0.0.1", doc="Address to listen on; 0.0.0.0 for all.", also=("address", "bind"))
     port: int = setting(8000, doc="Port to listen on; 0 for any free one.", minimum=0, maximum=65_535)

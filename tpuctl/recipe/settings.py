@@ -24,9 +24,9 @@ class Rules:
     """What a key's value has to satisfy, and how it is explained.
 
     ``above`` and ``below`` are exclusive bounds, ``minimum`` and ``maximum`` inclusive ones. ``pattern`` is a regular
-    expression with ``pattern_says`` in words. ``also`` are names other tools have for the key: never accepted, but
-    answered with the right one. ``absent`` says what happens when the key is left out and no default tells.
-    ``multiline`` text may have line breaks and tabs.
+    expression with ``pattern_says`` in words; of a map they tell of its names, which else are those of variables.
+    ``also`` are names other tools have for the key: never accepted, but answered with the right one. ``absent`` says
+    what happens when the key is left out and no default tells. ``multiline`` text may have line breaks and tabs.
     """
 
     doc: str

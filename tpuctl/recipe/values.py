@@ -207,13 +207,21 @@ def _check_map(key: Key, value: Any) -> dict[str, str]:
     if not isinstance(value, dict):
         raise _wrong(key, value, hint=f'write [{key.path}] and under it NAME = "value"')
     for name, item in value.items():
-        _check_variable(name, entry=name)
+        _check_name(key, name)
         if not isinstance(item, str):
             hint = f"write {name} in quotes" if not isinstance(item, dict | list) else None
             raise BadValueError(f"expected a string, got a {_kind_of(item)}", hint=hint, entry=name)
         if "\0" in item:
             raise BadValueError("must not have NUL characters", entry=name)
     return dict(value)
+
+
+def _check_name(key: Key, name: str) -> None:
+    """The name of an entry of a map."""
+    if not key.rules.pattern:
+        _check_variable(name, entry=name)
+    elif not re.fullmatch(key.rules.pattern, name):
+        raise BadValueError(f"{name!r} is no such name: expected {key.rules.pattern_says}", entry=name)
 
 
 def _check_variable(name: str, *, entry: str | None) -> None:

@@ -203,7 +203,8 @@ def _card(serving: Serving | Embedding, name: str) -> dict[str, Any]:
         "object": "model",
         "created": served.created,
         "owned_by": "tpuctl",
-        "root": served.name,
+        "root": served.adapters.get(name, served.name),
+        "parent": served.name if name in served.adapters else None,
         "max_model_len": served.max_length,
     }
 

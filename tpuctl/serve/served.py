@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from tpuctl.text import Tokenizer
 from tpuctl.text.chat import Chat
@@ -19,7 +20,7 @@ class Served:
         max_length: Tokens of a sequence at most, prompt and output.
         vocab_size: Token ids that exist.
         created: Unix seconds.
-        adapters: Further names under which the model is served with a LoRA adapter.
+        adapters: Further names under which the model is served, each with a LoRA adapter, and where that is from.
     """
 
     name: str
@@ -28,7 +29,7 @@ class Served:
     max_length: int
     vocab_size: int
     created: int
-    adapters: tuple[str, ...] = ()
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
