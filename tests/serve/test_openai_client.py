@@ -35,6 +35,22 @@ def test_models_are_listed_and_found(client: openai.OpenAI) -> None:
         client.models.retrieve("another")
 
 
+def test_model_with_an_adapter_says_whose_it_is_and_where_it_is_from(client: openai.OpenAI) -> None:
+    told = {model.id: model.to_dict() for model in client.models.list()}
+    assert (told["toy"]["root"], told["toy"]["parent"]) == ("toy", None)
+    assert (told["toy:poet"]["root"], told["toy:poet"]["parent"]) == ("/adapters/poet", "toy")
+
+
+def test_model_of_an_adapter_that_is_not_there_is_not_found(client: openai.OpenAI, served: Running) -> None:
+    seen = len(served.engine.seen)
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(model="toy:clerk", messages=HELLO)
+    assert (missing.value.param, missing.value.code) == ("model", "model_not_found")
+    answer = client.chat.completions.create(model="toy:poet", messages=HELLO, max_tokens=1)
+    assert answer.model == "toy:poet"
+    assert [request.adapter for request in served.engine.seen[seen:]] == ["toy:poet"]
+
+
 def test_chat_streams_the_text_of_the_whole_answer(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model="toy", messages=HELLO, max_tokens=9, temperature=0)
     stream = client.chat.completions.create(

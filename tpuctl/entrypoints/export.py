@@ -20,9 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from tpuctl.builtin_models.fetch import model_folder
 from tpuctl.entrypoints.export_files import model_config, write_config, write_tokenizer
-from tpuctl.entrypoints.export_lora import MergedLeaves, write_peft
+from tpuctl.entrypoints.export_lora import MergedLeaves, check_beside, write_peft
 from tpuctl.errors import TpuctlError, UsageError
+from tpuctl.model_folder import open_weights
 from tpuctl.nn.weights_writing import WrittenWeights, write_weights
 from tpuctl.plan.decode import PlanFormatError
 from tpuctl.plan.schema import TrainingPlan, plan_from_json
@@ -38,7 +40,8 @@ DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 class Request:
     """What to export and where to.
 
-    ``run`` is a run directory, ``step`` None its newest checkpoint; ``format`` is hf or peft.
+    ``run`` is a run directory, ``step`` None its newest checkpoint; ``format`` is hf or peft. ``beside`` is a model
+    folder whose weights must be those that adapters in PEFT's form were trained beside.
     """
 
     run: str
@@ -46,6 +49,7 @@ class Request:
     folder: str
     dtype: str
     format: str = "hf"
+    beside: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +73,7 @@ def export(request: Request) -> Exported:
 
     Raises:
         UsageError: no such run, a folder that holds something, or PEFT's format asked of a run without adapters.
-        CheckpointError: no such checkpoint, or it can't be read.
+        CheckpointError: no such checkpoint, it can't be read, or its adapters belong to other weights.
         StorageError: the folder can't be written to.
     """
     plan = _plan(request.run)
@@ -131,6 +135,8 @@ def _adapters(request: Request, plan: TrainingPlan, arrays: CheckpointArrays) ->
         raise UsageError(f"{request.run} has no adapters to write in PEFT's form", hint=hint)
     if request.dtype != "float32":
         raise UsageError("adapters are written as float32", hint="leave --dtype out")
+    if request.beside is not None:
+        check_beside(open_weights(model_folder(request.beside)), arrays, named=request.beside)
     return plan.weights.family, write_peft(plan, arrays, request.folder)
 
 

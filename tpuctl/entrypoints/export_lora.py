@@ -8,7 +8,7 @@ import numpy as np
 from tpuctl.builtin_models.fetch import model_folder
 from tpuctl.errors import CheckpointError
 from tpuctl.mesh import create_mesh, replicated
-from tpuctl.model_folder import fingerprint, open_weights
+from tpuctl.model_folder import WeightFiles, fingerprint, open_weights
 from tpuctl.modelspec.adapters import BACK, TARGETS, adapter_path
 from tpuctl.nn.peft import Adapted, write_adapter
 from tpuctl.nn.weights_fit import fit
@@ -32,12 +32,7 @@ class MergedLeaves:
         assert plan.lora is not None, "the run has adapters"
         source = model_folder(plan.weights.uri)
         files = open_weights(source)
-        trained_beside = arrays.written.provenance.weights
-        if trained_beside and fingerprint(files) != trained_beside:
-            raise CheckpointError(
-                f"the weights in {plan.weights.uri} are not those that {arrays.path} was trained beside",
-                hint="put them back, or export the adapters alone with --format peft",
-            )
+        check_beside(files, arrays, named=plan.weights.uri)
         self._lora, self._arrays = plan.lora, arrays
         self._leaves = fit(files, plan.model, family=plan.weights.family)
         self._reader = Reader(source)
@@ -62,6 +57,20 @@ class MergedLeaves:
         flat = other.reshape(*other.shape[:2], -1)
         change: np.ndarray = np.float32(self._lora.scale) * np.einsum("lrd,lre->lde", residual, flat)
         return change
+
+
+def check_beside(files: WeightFiles, arrays: CheckpointArrays, *, named: str) -> None:
+    """Hold the weights of a folder, ``named`` so, against those that a checkpoint's adapters were trained beside.
+
+    Raises:
+        CheckpointError: they are others.
+    """
+    trained_beside = arrays.written.provenance.weights
+    if trained_beside and fingerprint(files) != trained_beside:
+        raise CheckpointError(
+            f"the weights in {named} are not those that {arrays.path} was trained beside",
+            hint="put them back, or export the adapters alone with --format peft",
+        )
 
 
 def write_peft(plan: TrainingPlan, arrays: CheckpointArrays, folder: str) -> WrittenWeights:

@@ -44,14 +44,14 @@ def exported_adapters(plan: ServingPlan, *, tell: Callable[..., None]) -> Iterat
     """The plan with PEFT's folders in place of runs; they are gone after the block.
 
     Raises:
-        WeightsError: a run has no such checkpoint, or it can't be read.
+        WeightsError: a run has no such checkpoint, it can't be read, or it was trained beside other weights.
     """
     if not any(adapter.is_run for adapter in plan.adapters):
         yield plan
         return
     with tempfile.TemporaryDirectory(prefix="tpuctl-adapters-") as directory:
         found = [
-            _exported(adapter, join(directory, str(number)), tell=tell) if adapter.is_run else adapter
+            _exported(plan, adapter, join(directory, str(number)), tell=tell) if adapter.is_run else adapter
             for number, adapter in enumerate(plan.adapters)
         ]
         yield replace(plan, adapters=tuple(found))
@@ -82,10 +82,12 @@ def load_adapters(plan: ServingPlan, adapters: Adapters, mesh: Mesh, *, tell: Ca
     return tree
 
 
-def _exported(adapter: ServedAdapterPlan, folder: str, *, tell: Callable[..., None]) -> ServedAdapterPlan:
+def _exported(
+    plan: ServingPlan, adapter: ServedAdapterPlan, folder: str, *, tell: Callable[..., None]
+) -> ServedAdapterPlan:
     started = time.monotonic()
     request = {"run": adapter.uri, "step": adapter.step, "folder": folder, "dtype": "float32", "format": "peft"}
-    exported = run_export(request)
+    exported = run_export(request | {"beside": plan.weights and plan.weights.uri})
     detail = f"adapter {adapter.name}: step {exported['step']} of {adapter.uri}"
     tell("exported", seconds=time.monotonic() - started, detail=detail)
     return replace(adapter, uri=folder, is_run=False, step=None)

@@ -64,8 +64,9 @@ def local_plan(plan: ServingPlan, *, tell: Tell) -> Iterator[ServingPlan]:
     Raises:
         WeightsError: There is no such checkpoint; or a built-in model can't be fetched.
     """
-    with exported_checkpoint(plan, tell=tell) as found, exported_adapters(found, tell=tell) as all_found:
-        yield with_local_folders(all_found, tell=tell)
+    # Adapters first: they are held against the model folder of the plan, which an exported checkpoint is not.
+    with exported_adapters(plan, tell=tell) as adapted, exported_checkpoint(adapted, tell=tell) as found:
+        yield with_local_folders(found, tell=tell)
 
 
 def ready_runner(plan: ServingPlan, options: EngineOptions, *, simulated: bool, tell: Tell) -> tuple[Runner, Forward]:
