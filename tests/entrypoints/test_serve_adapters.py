@@ -101,7 +101,7 @@ def further(tensors: dict[str, np.ndarray]) -> None:
     [
         (
             short,
-            r"adapter poet: .*adapter_model.safetensors .*of another shape or dtype: .*q_proj.lora_B.weight F32\[16,4\]",
+            r"adapter poet: .*adapter_model.safetensors .*another shape or dtype: .*q_proj.lora_B.weight F32\[16,4\]",
         ),
         (broken, r"adapter poet: .*adapter_model.safetensors: .*layers.1.self_attn.q_proj.lora_B.weight has values"),
         (missing, r"adapter poet: .*adapter_model.safetensors .*missing: .*layers.1.self_attn.q_proj.lora_B.weight"),
