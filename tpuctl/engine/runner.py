@@ -137,7 +137,7 @@ class StepProgram:
         self.chained = platform == "cpu" and mesh.size == 1
         self.partition = Partition(tensor=mesh_axis(mesh, "tensor"))
         self.sizes = batch_sizes(spec, engine)
-        self.lora = engine.adapters and engine.adapters.lora
+        self.lora = None if engine.adapters is None else engine.adapters.lora
         self.page_shape = PageShape(
             num_layers=spec.num_layers,
             num_pages=engine.num_pages + 1,

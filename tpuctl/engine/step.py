@@ -125,7 +125,7 @@ class Step:
         return told
 
     def _bound(self, params: ParamTree) -> Decoder:
-        return bind(self.spec, params, lora=self.adapters and self.adapters.lora)
+        return bind(self.spec, params, lora=None if self.adapters is None else self.adapters.lora)
 
     def _logits(self, decoder: Decoder, hidden: Float[Array, "r d"]) -> Float32[Array, "r v_shard"]:
         """This device's part of the vocabulary; rows of the head that stand for no token are excluded."""

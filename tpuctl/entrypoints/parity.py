@@ -30,7 +30,7 @@ _TIES = {"float32": 1e-3, "bfloat16": 0.125}
 def plain_forward(spec: ModelSpec, params: ParamTree, *, adapters: Adapters | None = None) -> Forward:
     """The forward pass over a whole text, with neither pages nor batches. On a mesh, every host calls it."""
     whole = _everywhere(params)
-    lora = adapters and adapters.lora
+    lora = None if adapters is None else adapters.lora
 
     @jax.jit
     def logits(params: ParamTree, tokens: Any, adapter: Any) -> Any:
