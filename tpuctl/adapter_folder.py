@@ -7,7 +7,6 @@ Format: https://huggingface.co/docs/peft/developer_guides/checkpoint
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ from tpuctl.storage import NotFoundError, join
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 
+# What no rank or alpha comes near.
+_BOUND = 1 << 31
 _FACTOR = re.compile(r"\.(?P<module>[^.]+)\.lora_[AB]\.weight$")
 
 # What changes the meaning of the factors, or adds others; PEFT's defaults of all of them are empty.
@@ -90,7 +91,7 @@ def open_adapter(uri: str) -> AdapterFolder:
 
 def _number(uri: str, config: dict[str, Any], key: str) -> float:
     value = config.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _BOUND:
         raise WeightsError(f"{join(uri, CONFIG_FILE)}: {key} is {value!r}, and has to be a number above 0")
     return float(value)
 

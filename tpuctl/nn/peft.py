@@ -117,7 +117,9 @@ def read_adapter(adapted: Adapted, folder: str) -> dict[str, np.ndarray]:
         data = whole[tensor.start : tensor.end]
         values = np.frombuffer(data, DTYPES[tensor.dtype]).reshape(tensor.shape).astype(np.float32)
         if not np.isfinite(values).all():
-            raise WeightsError(f"{file}: {tensor.name} has values that are not finite", hint="was its training?")
+            raise WeightsError(
+                f"{file}: {tensor.name} has values that are not finite", hint="did its training diverge?"
+            )
         arrays[path][place] = (values.T if path.endswith("/b") else values).reshape(shape)
     return arrays
 
