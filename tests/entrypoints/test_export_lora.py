@@ -18,15 +18,21 @@ from tests.fakes.tensor_files import write_tensors
 from tests.fakes.tiny_training import make_batch
 from tpuctl.cli.app import run
 from tpuctl.entrypoints.export import Request, export
+from tpuctl.entrypoints.serve_adapters import exported_adapters
 from tpuctl.entrypoints.weights import starting_weights
 from tpuctl.errors import CheckpointError, UsageError, WeightsError
 from tpuctl.mesh import create_mesh
 from tpuctl.modelspec.adapters import TARGETS
 from tpuctl.nn.decoder import TokenRows
 from tpuctl.nn.params import bind, param_shardings, split_adapters
+from tpuctl.nn.peft import Adapted, read_adapter
 from tpuctl.nn.weights import load_params
-from tpuctl.plan.schema import TrainingPlan
+from tpuctl.plan.resolve import resolve
+from tpuctl.plan.schema import ServingPlan, TrainingPlan
+from tpuctl.plan.source import read_source
 from tpuctl.plan.weights_schema import LoraPlan
+from tpuctl.recipe.load import build_recipe
+from tpuctl.recipe.source import Source
 from tpuctl.train.checkpoint_arrays import CheckpointArrays
 from tpuctl.train.leaves import named_leaves
 from tpuctl.train.program import program_for
@@ -116,3 +122,41 @@ def test_merging_into_other_weights_than_those_trained_beside_is_refused(tmp_pat
     write_tensors(tmp_path / "model" / "model.safetensors", llama_tensors(seed=1))
     with pytest.raises(CheckpointError, match=r"are not those that .* was trained beside"):
         export(Request(run=str(tmp_path / "run"), step=None, folder=str(tmp_path / "out"), dtype="float32"))
+
+
+def served_with(trained: Path, cwd: Path) -> ServingPlan:
+    """The plan of an endpoint of the model with the run's adapters beside it."""
+    values = {
+        "kind": "serve",
+        "slice": {"accelerator": "v5e", "topology": "1x1"},
+        "model": {"source": str(trained / "model")},
+        "run": {"name": "endpoint"},
+        "serve": {"adapters": {"mine": str(trained / "run")}},
+    }
+    recipe = build_recipe(Source(file="r.toml", values=values, lines={}))
+    plan = resolve(recipe, environ={}, cwd=cwd, source=read_source(recipe, environ={}, cwd=cwd))
+    assert isinstance(plan, ServingPlan)
+    return plan
+
+
+def test_run_that_is_served_beside_its_model_is_a_folder_of_pefts_while_it_is_loaded(
+    trained: Path, tmp_path: Path
+) -> None:
+    plan, told = served_with(trained, tmp_path), list[str]()
+    with exported_adapters(plan, tell=lambda phase, **_: told.append(phase)) as found:
+        (adapter,) = found.adapters
+        factors = read_adapter(Adapted(spec=SPEC, family="llama", lora=adapter.lora), adapter.uri)
+    assert (told, adapter.is_run, adapter.name) == (["exported"], False, "mine")
+    assert not Path(adapter.uri).exists()
+    arrays = CheckpointArrays(str(trained / "run" / "checkpoints"))
+    for path, values in factors.items():
+        np.testing.assert_array_equal(values, arrays.read(f"params/{path}"))
+
+
+def test_run_trained_beside_other_weights_than_those_served_is_refused(trained: Path, tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    write_tensors(tmp_path / "model" / "model.safetensors", llama_tensors(seed=1))
+    request = Request(run=str(trained / "run"), step=None, folder=str(tmp_path / "a"), dtype="float32", format="peft")
+    with pytest.raises(CheckpointError, match=r"are not those that .* was trained beside"):
+        export(replace(request, beside=str(tmp_path / "model")))
+    export(replace(request, beside=str(trained / "model")))

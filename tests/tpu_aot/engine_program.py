@@ -13,6 +13,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
+from tpuctl.engine.adapters import Adapters
 from tpuctl.engine.attention import PagedLayout
 from tpuctl.engine.batch import Bucket, SlotTable
 from tpuctl.engine.options import EngineOptions
@@ -20,8 +21,10 @@ from tpuctl.engine.runner import RunnerOptions, StepProgram
 from tpuctl.engine.sampling import SamplingRows
 from tpuctl.mesh import create_mesh, named_sharding
 from tpuctl.modelspec import ModelSpec
+from tpuctl.modelspec.adapters import TARGETS
 from tpuctl.nn.params import init_params, logical_axes
 from tpuctl.plan.schema import MeshPlan
+from tpuctl.plan.weights_schema import LoraPlan
 
 _SIZES: dict[str, Any] = {"vocab_size": 32_768, "hidden_size": 1024, "num_layers": 4, "mlp_size": 2816}
 CASES: dict[str, tuple[ModelSpec, int]] = {
@@ -35,16 +38,19 @@ CASES: dict[str, tuple[ModelSpec, int]] = {
         ),
         1,
     ),
+    "adapters": (ModelSpec(name="f", num_heads=16, num_kv_heads=4, head_dim=128, **_SIZES), 8),
 }
+ADAPTERS = {"adapters": Adapters(names=tuple("abcdefgh"), ranks=(16,) * 8, targets=tuple(TARGETS))}
 
 
-def compiled(spec: ModelSpec, *, tensor: int) -> dict[str, Any]:
+def compiled(spec: ModelSpec, *, tensor: int, adapters: Adapters | None = None) -> dict[str, Any]:
     """The step with 64 sequences and 512 tokens: its kernels, memory and time to compile."""
     topology = topologies.get_topology_desc(platform="tpu", topology_name="v6e:2x4")
     mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=tensor), devices=topology.devices[:tensor])
-    options = EngineOptions(max_length=4096, num_pages=2048, page_size=64, max_running=64, max_step_tokens=512)
+    sizes: dict[str, Any] = {"max_length": 4096, "num_pages": 2048, "max_running": 64, "max_step_tokens": 512}
+    options = EngineOptions(**sizes, page_size=64, adapters=adapters)
     program = StepProgram(spec, mesh=mesh, engine=options, options=RunnerOptions(dtype=jnp.bfloat16))
-    batch = SlotTable(program.sizes, eos_ids=()).batch([], bucket=Bucket(tokens=512, rows=64))
+    batch = SlotTable(program.sizes, eos_ids=(), adapters=adapters).batch([], bucket=Bucket(tokens=512, rows=64))
     whole = NamedSharding(mesh, PartitionSpec())
     inputs = {
         "tokens": batch.tokens,
@@ -54,11 +60,12 @@ def compiled(spec: ModelSpec, *, tensor: int) -> dict[str, Any]:
         "last": batch.last,
         "slots": batch.slots,
         "sampling": SamplingRows(**(program.abstract_nothing(64) | batch.sampling)),
+        **({} if batch.adapters is None else {"adapters": batch.adapters}),
     }
     inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=whole), inputs)
     started = time.monotonic()
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        lowered = program.step.lower(_abstract_params(spec, mesh), program.abstract_state(), inputs)
+        lowered = program.step.lower(_abstract_params(spec, mesh, program.lora), program.abstract_state(), inputs)
     done = lowered.compile()
     memory: Any = done.memory_analysis()
     pages = program.abstract_state()["pages"]
@@ -71,9 +78,9 @@ def compiled(spec: ModelSpec, *, tensor: int) -> dict[str, Any]:
     }
 
 
-def _abstract_params(spec: ModelSpec, mesh: jax.sharding.Mesh) -> Any:
-    shapes = jax.eval_shape(lambda: init_params(spec, jax.random.key(0)))
-    axes = logical_axes(spec, tensor=mesh.shape["tensor"])
+def _abstract_params(spec: ModelSpec, mesh: jax.sharding.Mesh, lora: LoraPlan | None) -> Any:
+    shapes = jax.eval_shape(lambda: init_params(spec, jax.random.key(0), lora=lora))
+    axes = logical_axes(spec, tensor=mesh.shape["tensor"], lora=lora)
     return jax.tree.map(
         lambda names, x: jax.ShapeDtypeStruct(
             x.shape, jnp.bfloat16, sharding=named_sharding(mesh, names, shape=x.shape)
@@ -86,4 +93,4 @@ def _abstract_params(spec: ModelSpec, mesh: jax.sharding.Mesh) -> Any:
 
 if __name__ == "__main__":
     spec, tensor = CASES[sys.argv[1]]
-    print(json.dumps(compiled(spec, tensor=tensor)))
+    print(json.dumps(compiled(spec, tensor=tensor, adapters=ADAPTERS.get(sys.argv[1]))))
