@@ -28,7 +28,7 @@ LENGTH = 64
 # Tokens are bytes, and of these only such that each is a character.
 ASCII = 128
 
-# Two processes start and compile.
+# Two endpoints start and compile, on one device and on four.
 pytestmark = pytest.mark.slow
 
 
@@ -41,7 +41,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module", params=["1x1", "2x1"])
+@pytest.fixture(scope="module", params=["1x1", "2x2"])
 def client(request: pytest.FixtureRequest, folders: Path) -> Iterator[openai.OpenAI]:
     overrides = [f"serve.adapters.{name}={folders / name}" for name in LORAS]
     source = ("model.preset=unset", f"model.source={folders / 'tiny'}", "model.tokenizer=bytes")
