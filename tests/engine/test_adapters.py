@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from tests.fakes.tiny_engine import (
+    ADAPTERS,
     LORAS,
+    SIZES,
+    SPEC,
     VOCAB,
     ask,
     naive_greedy,
@@ -20,9 +23,12 @@ from tests.fakes.tiny_engine import (
     tiny_engine,
     tokens_of,
 )
+from tpuctl.engine.adapters import NONE
+from tpuctl.engine.batch import Bucket, SlotTable
 from tpuctl.engine.engine import Engine
-from tpuctl.engine.frames import Frame, pack, unpack
+from tpuctl.engine.options import EngineOptions
 from tpuctl.engine.request import Request, RequestError
+from tpuctl.engine.runner import batch_sizes
 
 NAMES = (None, *LORAS)
 
@@ -52,7 +58,7 @@ def test_mixed_batch_says_what_each_merged_model_says_alone(shared: Engine) -> N
 
 def test_log_probabilities_are_those_of_the_merged_model_whatever_shares_the_batch(shared: Engine) -> None:
     prompt = prompts(1)[0]
-    company = [of(name, prompt, name=f"{name} beside", max_tokens=20) for name in NAMES for _ in range(1)]
+    company = [of(name, prompt, name=f"{name} beside", max_tokens=20) for name in NAMES]
     for name in NAMES:
         wanted_of = of(name, prompt, name="r", logprobs=2, prompt_logprobs=1, temperature=0.9, seed=5)
         alone, crowded = run(shared, wanted_of)["r"], run(shared, *company, wanted_of)["r"]
@@ -74,8 +80,7 @@ def test_prefix_is_found_by_requests_of_the_same_adapter_only() -> None:
         assert tokens_of(again) == tokens_of(first) == naive_greedy(prompt, 8, adapter=name)
 
 
-def test_slot_of_an_adapter_is_the_next_ones_own(shared: Engine) -> None:
-    """Preempted and resumed among others, a sequence still has its adapter."""
+def test_preempted_sequence_goes_on_with_its_adapter() -> None:
     engine = tiny_engine(adapted=True, num_pages=20)
     asked = [(prompt, name) for prompt in prompts(3, longest=20) for name in NAMES]
     outputs = run(engine, *[of(name, prompt, name=str(i), max_tokens=24) for i, (prompt, name) in enumerate(asked)])
@@ -100,9 +105,9 @@ def test_tensor_parallel_gives_the_same_tokens() -> None:
         assert tokens_of(outputs[str(i)]) == naive_greedy(prompt, 8, adapter=name)
 
 
-def test_index_of_each_token_crosses_to_the_hosts(shared: Engine) -> None:
-    sent = Frame(kind="launch", number=1, values={"adapters": np.asarray([0, 2, 2], np.int32), "others": None})
-    data = pack(sent)
-    header = int.from_bytes(data[:4])
-    found = unpack(data[12 : 12 + header], data[12 + header :]).values
-    assert (found["adapters"].tolist(), found["others"]) == ([0, 2, 2], None)
+def test_step_says_each_tokens_adapter_and_nothing_of_it_in_an_engine_without() -> None:
+    sizes, bucket = batch_sizes(SPEC, EngineOptions(**SIZES)), Bucket(tokens=16, rows=8)
+    assert SlotTable(sizes, eos_ids=()).batch([], bucket=bucket).adapters is None
+    padding = SlotTable(sizes, eos_ids=(), adapters=ADAPTERS).batch([], bucket=bucket).adapters
+    assert padding is not None
+    assert padding.tolist() == [NONE] * 16
