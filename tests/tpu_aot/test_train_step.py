@@ -177,6 +177,22 @@ def test_train_step_of_experts_does_the_work_of_the_chosen_ones():
     assert compiled.collectives["reduce-scatter"].nbytes >= 2 * scattered
 
 
+def test_train_step_of_dealt_experts_sends_tokens_where_it_would_gather_experts():
+    experts = ExpertSpec(num_experts=8, experts_per_token=2, mlp_size=512)
+    model = replace(SPEC, experts=experts)
+    compiled = compile_plan(plan_for("v6e", "2x2", {"fsdp": 2, "expert": 2}, hosts=1, model=model))
+    show("v6e 2x2, fsdp 2 × expert 2, 2 of 8 experts", compiled)
+    here, matrix = experts.num_experts // 2, SPEC.hidden_size * experts.mlp_size
+    assert compiled.kernels["gmm"] > 0
+    assert compiled.kernels["tgmm"] > 0
+    # No device ever holds a matrix of more experts than are its own, nor sums a gradient of them whole.
+    assert not [dims for _, dims in compiled.largest_arrays if math.prod(dims) >= experts.num_experts * matrix]
+    assert compiled.collectives["all-reduce"].largest_bytes < 2 * here * matrix / 16
+    assert compiled.collectives["reduce-scatter"].nbytes >= 2 * 3 * model.num_layers * here * matrix
+    # All of a device's state is updated in place.
+    assert compiled.hbm.alias >= 0.99 * compiled.hbm.output
+
+
 @pytest.mark.slow
 def test_train_step_for_two_v4_slices_with_microbatches():
     plan = plan_for("v4", "2x2x1", {"slice": 2, "data": 2, "fsdp": 2}, hosts=1, microbatches=2)
