@@ -19,7 +19,9 @@ from tpuctl.mesh import create_mesh
 from tpuctl.modelspec import ModelSpec
 from tpuctl.nn.decoder import TokenRows
 from tpuctl.nn.params import ParamTree, bind, init_params
+from tpuctl.nn.quantised import quantised_tree
 from tpuctl.plan.schema import MeshPlan
+from tpuctl.plan.weights_schema import QuantisedDtype
 
 VOCAB = 160
 SPEC = ModelSpec(
@@ -52,22 +54,25 @@ def tiny_engine(
     tensor: int = 1,
     kernel: PagedKernel = "blocks",
     real_vocab: int | None = None,
+    quantised: QuantisedDtype | None = None,
     **sizes: Any,
 ) -> Engine:
     """An engine of its own over a runner that is shared, since that compiles; ``num_pages`` may only be fewer."""
-    runner = _runner(spec, tensor, kernel, real_vocab)
+    runner = _runner(spec, tensor, kernel, real_vocab, quantised)
     options = EngineOptions(**{**SIZES, **sizes}, real_vocab=real_vocab)
     return Engine(runner, sizes=runner.program.sizes, options=options)
 
 
 @functools.cache
-def _runner(spec: ModelSpec, tensor: int, kernel: PagedKernel, real_vocab: int | None) -> Runner:
+def _runner(
+    spec: ModelSpec, tensor: int, kernel: PagedKernel, real_vocab: int | None, quantised: QuantisedDtype | None
+) -> Runner:
     return Runner(
         spec,
-        tiny_params(spec),
+        quantised_tree(tiny_params(spec)) if quantised else tiny_params(spec),
         mesh=tensor_mesh(tensor=tensor),
         engine=EngineOptions(**SIZES, real_vocab=real_vocab),
-        options=RunnerOptions(dtype=jnp.float32, kernel=kernel),
+        options=RunnerOptions(dtype=jnp.float32, kernel=kernel, quantised=quantised),
     )
 
 
@@ -106,14 +111,21 @@ def _forward(spec: ModelSpec) -> Any:
     return jax.jit(logits)
 
 
-def naive_logits(tokens: list[int], spec: ModelSpec = SPEC) -> np.ndarray:
+def naive_logits(tokens: list[int], spec: ModelSpec = SPEC, *, params: ParamTree | None = None) -> np.ndarray:
     """Of every token, by the whole forward pass; padded to one length so that it compiles once."""
     padded = jnp.asarray(tokens + [0] * (SIZES["max_length"] - len(tokens)))
-    return np.asarray(_forward(spec)(tiny_params(spec), padded))[: len(tokens)]
+    return np.asarray(_forward(spec)(params or tiny_params(spec), padded))[: len(tokens)]
 
 
-def naive_greedy(prompt: list[int], count: int, spec: ModelSpec = SPEC, *, real_vocab: int | None = None) -> list[int]:
+def naive_greedy(
+    prompt: list[int],
+    count: int,
+    spec: ModelSpec = SPEC,
+    *,
+    real_vocab: int | None = None,
+    params: ParamTree | None = None,
+) -> list[int]:
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(int(naive_logits(tokens, spec)[-1][:real_vocab].argmax()))
+        tokens.append(int(naive_logits(tokens, spec, params=params)[-1][:real_vocab].argmax()))
     return tokens[len(prompt) :]
