@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from typing import Any
@@ -18,10 +19,12 @@ from tpuctl.engine.batch import Bucket, SlotTable
 from tpuctl.engine.options import EngineOptions
 from tpuctl.engine.runner import RunnerOptions, StepProgram
 from tpuctl.engine.sampling import SamplingRows
-from tpuctl.mesh import create_mesh, named_sharding
-from tpuctl.modelspec import ModelSpec
-from tpuctl.nn.params import init_params, logical_axes
+from tpuctl.mesh import create_mesh
+from tpuctl.modelspec import PRESETS, ModelSpec
+from tpuctl.nn.params import param_shapes, param_shardings
+from tpuctl.nn.quantised import is_quantised
 from tpuctl.plan.schema import MeshPlan
+from tpuctl.plan.weights_schema import QuantisedDtype
 
 _SIZES: dict[str, Any] = {"vocab_size": 32_768, "hidden_size": 1024, "num_layers": 4, "mlp_size": 2816}
 CASES: dict[str, tuple[ModelSpec, int]] = {
@@ -36,14 +39,16 @@ CASES: dict[str, tuple[ModelSpec, int]] = {
         1,
     ),
 }
+LARGE = {"qwen3-4b": (PRESETS["qwen3-4b"], 8)}
+"""Whose weights are most of what a step reads."""
 
 
-def compiled(spec: ModelSpec, *, tensor: int) -> dict[str, Any]:
+def compiled(spec: ModelSpec, *, tensor: int, quantised: QuantisedDtype | None = None) -> dict[str, Any]:
     """The step with 64 sequences and 512 tokens: its kernels, memory and time to compile."""
     topology = topologies.get_topology_desc(platform="tpu", topology_name="v6e:2x4")
     mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=tensor), devices=topology.devices[:tensor])
     options = EngineOptions(max_length=4096, num_pages=2048, page_size=64, max_running=64, max_step_tokens=512)
-    program = StepProgram(spec, mesh=mesh, engine=options, options=RunnerOptions(dtype=jnp.bfloat16))
+    program = StepProgram(spec, mesh=mesh, engine=options, options=RunnerOptions(quantised=quantised))
     batch = SlotTable(program.sizes, eos_ids=()).batch([], bucket=Bucket(tokens=512, rows=64))
     whole = NamedSharding(mesh, PartitionSpec())
     inputs = {
@@ -58,9 +63,11 @@ def compiled(spec: ModelSpec, *, tensor: int) -> dict[str, Any]:
     inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=whole), inputs)
     started = time.monotonic()
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        lowered = program.step.lower(_abstract_params(spec, mesh), program.abstract_state(), inputs)
+        params = _abstract_params(spec, mesh, quantised)
+        lowered = program.step.lower(params, program.abstract_state(), inputs)
     done = lowered.compile()
     memory: Any = done.memory_analysis()
+    cost: Any = done.cost_analysis()
     pages = program.abstract_state()["pages"]
     return {
         "kernels": (done.as_text() or "").count("tpu_custom_call"),
@@ -68,22 +75,28 @@ def compiled(spec: ModelSpec, *, tensor: int) -> dict[str, Any]:
         "page_bytes": pages.size * 2 // tensor,
         "temp_bytes": memory.temp_size_in_bytes,
         "alias_bytes": memory.alias_size_in_bytes,
+        "argument_bytes": memory.argument_size_in_bytes,
+        "weight_bytes": sum(_shard_bytes(leaf) for leaf in jax.tree.leaves(params)),
+        "bytes_accessed": cost["bytes accessed"],
     }
 
 
-def _abstract_params(spec: ModelSpec, mesh: jax.sharding.Mesh) -> Any:
-    shapes = jax.eval_shape(lambda: init_params(spec, jax.random.key(0)))
-    axes = logical_axes(spec, tensor=mesh.shape["tensor"])
-    return jax.tree.map(
-        lambda names, x: jax.ShapeDtypeStruct(
-            x.shape, jnp.bfloat16, sharding=named_sharding(mesh, names, shape=x.shape)
-        ),
-        axes,
-        shapes,
-        is_leaf=lambda node: isinstance(node, tuple),
-    )
+def _abstract_params(spec: ModelSpec, mesh: jax.sharding.Mesh, quantised: QuantisedDtype | None) -> Any:
+    def placed(shape: Any, place: Any) -> Any:
+        if is_quantised(shape):
+            return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shape, place)
+        return jax.ShapeDtypeStruct(shape.shape, jnp.bfloat16, sharding=place)
+
+    shapes = param_shapes(spec, quantised=quantised)
+    return jax.tree.map(placed, shapes, param_shardings(spec, mesh, quantised=quantised), is_leaf=is_quantised)
+
+
+def _shard_bytes(leaf: jax.ShapeDtypeStruct) -> int:
+    assert leaf.sharding is not None
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
 if __name__ == "__main__":
-    spec, tensor = CASES[sys.argv[1]]
-    print(json.dumps(compiled(spec, tensor=tensor)))
+    spec, tensor = (CASES | LARGE)[sys.argv[1]]
+    quantised: Any = sys.argv[2] if len(sys.argv) > 2 else None
+    print(json.dumps(compiled(spec, tensor=tensor, quantised=quantised)))
