@@ -2,8 +2,9 @@
 
     python -m tests.benchmarks.quantised_loss builtin:smollm2-135m [--text docs/design/*.md] [--tokens 8192]
 
-All are the plain forward pass over texts cut to rows: with the stored weights in float32, with all in bfloat16, and with
-int8 weights beside activations of either. Divergence is the mean of KL(stored ‖ other) over all tokens, in nats; agreement is of the likeliest tokens.
+All are the plain forward pass over texts cut to rows: with the stored weights in float32, with all in bfloat16, and
+with int8 weights beside activations of either. Divergence is the mean of KL(stored ‖ other) over all tokens, in nats;
+agreement is of the likeliest tokens.
 """
 
 from __future__ import annotations
