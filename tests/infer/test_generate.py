@@ -77,7 +77,7 @@ def done(language: Language, plan: TaskPlan, table: pa.Table) -> Worked:
 
 def test_language_holds_int8_weights_where_the_task_says_so(folder: Path) -> None:
     found = Language.of(task_plan(kind="score", max_length=96, weights="int8"), str(folder), replica_plan())
-    weights = found.loop._engine._runner._params  # type: ignore[attr-defined]
+    weights = found.loop.engine._runner._params  # type: ignore[attr-defined]
     layer = weights["groups"][0]
     assert layer["attention"]["query"][0].values.matrix.dtype == layer["mlp"]["down"][0].values.dtype == "int8"
     assert weights["ends"]["embedding"].dtype == "float32"

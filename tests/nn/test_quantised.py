@@ -15,11 +15,11 @@ from tests.conftest import BUCKET
 from tests.fakes.gcs_process import GcsService
 from tests.fakes.model_folders import CONFIG, write_model
 from tests.fakes.model_folders import SPEC as FOLDER_SPEC
-from tests.fakes.tiny_engine import SPEC, naive_logits, tensor_mesh, tiny_params
+from tests.fakes.tiny_engine import SPEC, naive_logits, tensor_mesh
 from tpuctl.modelspec import PRESETS, ModelSpec, num_parameters
 from tpuctl.modelspec.quantised import largest_quantised, summed_axes, weight_bytes
 from tpuctl.nn.layers import project, project_back
-from tpuctl.nn.params import param_shapes, param_shardings
+from tpuctl.nn.params import init_params, param_shapes, param_shardings
 from tpuctl.nn.quantised import Quantised, dequantised_tree, is_quantised, quantise, quantised_tree
 from tpuctl.nn.transposed import Transposed
 from tpuctl.nn.weights import load_params
@@ -89,12 +89,13 @@ def test_products_are_those_of_the_values_times_the_scale() -> None:
 
 def test_logits_are_close_to_those_of_the_weights_themselves() -> None:
     tokens = np.random.default_rng(0).integers(0, UNTIED.vocab_size, 96).tolist()
-    params = tiny_params(UNTIED)
+    params = jax.tree.map(lambda leaf: leaf * 3.0, init_params(UNTIED, jax.random.key(5)))
     exact = jax.nn.log_softmax(naive_logits(tokens, UNTIED, params=params))
     found = jax.nn.log_softmax(naive_logits(tokens, UNTIED, params=quantised_tree(params)))
     divergence = np.asarray(jnp.sum(jnp.exp(exact) * (exact - found), axis=-1))
-    print(f"KL mean {divergence.mean():.2e}, most {divergence.max():.2e}")
-    assert 0 < divergence.mean() < 5e-3
+    entropy = -float(jnp.mean(jnp.sum(jnp.exp(exact) * exact, axis=-1)))
+    print(f"KL mean {divergence.mean():.2e}, most {divergence.max():.2e}, entropy {entropy:.2f}")
+    assert 0 < divergence.mean() < 1e-3
 
 
 def test_folder_is_quantised_as_it_is_loaded_with_no_more_than_one_plain_matrix_at_a_time(
@@ -107,7 +108,7 @@ def test_folder_is_quantised_as_it_is_loaded_with_no_more_than_one_plain_matrix_
     plain = load_params(
         spec, str(tmp_path), family="llama", shardings=param_shardings(spec, mesh), dtype=np.float32
     ).params
-    expected = jax.device_get(quantised_tree(plain))
+    expected = jax.device_get(jax.jit(quantised_tree)(plain))
     shardings = param_shardings(spec, mesh, quantised="int8")
     held = weight_bytes(spec, item_bytes=4, quantised=True)
     for folder in (str(tmp_path), f"gs://{BUCKET}/model"):
@@ -133,7 +134,7 @@ def test_key_and_value_scales_follow_their_heads_and_sums_over_devices_have_one(
     assert specs["key"] == jax.sharding.PartitionSpec(None, None, ("tensor",), None)
     assert specs["out"] == jax.sharding.PartitionSpec(None, ("fsdp", "expert", "data"), None, None)
     assert shardings["mlp"]["down"].scale.spec[2] is None
-    assert shardings["mlp"]["up"].scale.spec[2] == ("tensor",)
+    assert shardings["mlp"]["up"].scale.spec[2] == "tensor"
 
 
 def test_what_is_looked_up_or_decides_is_left_alone() -> None:

@@ -8,8 +8,8 @@ Docs: docs/design/weights.md.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -87,8 +87,14 @@ def _read_quantised(leaf: LeafFiles, target: Quantised, dtype: np.dtype[Any], re
     place: Any = target.values
     whole = _read_leaf(leaf, place, dtype, reader)
     # Waited for: to read on would put the next leaf beside this one.
-    made: Quantised = jax.block_until_ready(jax.jit(partial(quantise, summed=summed), out_shardings=target)(whole))
+    made: Quantised = jax.block_until_ready(_quantising(summed, target)(whole))
     return made
+
+
+@functools.cache
+def _quantising(summed: tuple[int, ...], target: Quantised) -> Any:
+    """One program for all leaves that are alike."""
+    return jax.jit(functools.partial(quantise, summed=summed), out_shardings=target)
 
 
 def _read_leaf(leaf: LeafFiles, target: NamedSharding, dtype: np.dtype[Any], reader: Reader) -> Array:
