@@ -25,6 +25,7 @@ from tpuctl.nn.params import param_shapes, param_shardings
 from tpuctl.nn.quantised import is_quantised
 from tpuctl.plan.schema import MeshPlan
 from tpuctl.plan.weights_schema import QuantisedDtype
+from tpuctl.train import hlo
 
 _SIZES: dict[str, Any] = {"vocab_size": 32_768, "hidden_size": 1024, "num_layers": 4, "mlp_size": 2816}
 CASES: dict[str, tuple[ModelSpec, int]] = {
@@ -41,6 +42,8 @@ CASES: dict[str, tuple[ModelSpec, int]] = {
 }
 LARGE = {"qwen3-4b": (PRESETS["qwen3-4b"], 8)}
 """Whose weights are most of what a step reads."""
+
+_MATRIX = 100_000
 
 
 def compiled(spec: ModelSpec, *, tensor: int, quantised: QuantisedDtype | None = None) -> dict[str, Any]:
@@ -67,7 +70,6 @@ def compiled(spec: ModelSpec, *, tensor: int, quantised: QuantisedDtype | None =
         lowered = program.step.lower(params, program.abstract_state(), inputs)
     done = lowered.compile()
     memory: Any = done.memory_analysis()
-    cost: Any = done.cost_analysis()
     pages = program.abstract_state()["pages"]
     return {
         "kernels": (done.as_text() or "").count("tpu_custom_call"),
@@ -76,8 +78,8 @@ def compiled(spec: ModelSpec, *, tensor: int, quantised: QuantisedDtype | None =
         "temp_bytes": memory.temp_size_in_bytes,
         "alias_bytes": memory.alias_size_in_bytes,
         "argument_bytes": memory.argument_size_in_bytes,
-        "weight_bytes": sum(_shard_bytes(leaf) for leaf in jax.tree.leaves(params)),
-        "bytes_accessed": cost["bytes accessed"],
+        "weight_bytes": sum(_shard_size(leaf) * leaf.dtype.itemsize for leaf in jax.tree.leaves(params)),
+        "copied": _copied(done.as_text() or "", {_shard_size(leaf) for leaf in jax.tree.leaves(params["layers"])}),
     }
 
 
@@ -91,9 +93,27 @@ def _abstract_params(spec: ModelSpec, mesh: jax.sharding.Mesh, quantised: Quanti
     return jax.tree.map(placed, shapes, param_shardings(spec, mesh, quantised=quantised), is_leaf=is_quantised)
 
 
-def _shard_bytes(leaf: jax.ShapeDtypeStruct) -> int:
+def _shard_size(leaf: jax.ShapeDtypeStruct) -> int:
     assert leaf.sharding is not None
-    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    return math.prod(leaf.sharding.shard_shape(leaf.shape))
+
+
+def _copied(program: str, stacks: set[int]) -> list[str]:
+    """Dtypes of what each layer writes that is as large as one of its matrices: copies of these, converted or not."""
+    computations, entry = hlo._parse(program)
+    runs = hlo._run_counts(computations, entry)
+    instructions = [(name, instruction) for name, body in computations.items() for instruction in body]
+    inside = {name for _, fusion in instructions if fusion.opcode == "fusion" for name in hlo._callees(fusion)}
+    written = [
+        shape
+        for name, instruction in instructions
+        if runs[name] > 1
+        and name not in inside
+        and instruction.opcode not in ("parameter", "get-tuple-element", "tuple")
+        for shape in instruction.shapes
+        if math.prod(shape.dims) > _MATRIX and math.prod(shape.dims) * runs[name] in stacks
+    ]
+    return sorted({shape.dtype for shape in written})
 
 
 if __name__ == "__main__":
