@@ -44,6 +44,7 @@ LARGE = {"qwen3-4b": (PRESETS["qwen3-4b"], 8)}
 """Whose weights are most of what a step reads."""
 
 _MATRIX = 100_000
+_POINTERS = ("parameter", "tuple", "get-tuple-element", "bitcast")
 
 
 def compiled(spec: ModelSpec, *, tensor: int, quantised: QuantisedDtype | None = None) -> dict[str, Any]:
@@ -107,9 +108,7 @@ def _copied(program: str, stacks: set[int]) -> list[str]:
     written = [
         shape
         for name, instruction in instructions
-        if runs[name] > 1
-        and name not in inside
-        and instruction.opcode not in ("parameter", "get-tuple-element", "tuple")
+        if runs[name] > 1 and name not in inside and instruction.opcode not in _POINTERS
         for shape in instruction.shapes
         if math.prod(shape.dims) > _MATRIX and math.prod(shape.dims) * runs[name] in stacks
     ]
