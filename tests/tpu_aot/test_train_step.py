@@ -177,6 +177,27 @@ def test_train_step_of_experts_does_the_work_of_the_chosen_ones():
     assert compiled.collectives["reduce-scatter"].nbytes >= 2 * scattered
 
 
+def test_train_step_of_dealt_experts_gathers_tokens_in_place_of_the_others_experts():
+    experts = ExpertSpec(num_experts=8, experts_per_token=2, mlp_size=512)
+    model = replace(SPEC, experts=experts)
+    gathered = compile_plan(plan_for("v6e", "2x2", {"fsdp": 4}, hosts=1, model=model))
+    dealt = compile_plan(plan_for("v6e", "2x2", {"fsdp": 2, "expert": 2}, hosts=1, model=model))
+    show("v6e 2x2, fsdp 2 × expert 2, 2 of 8 experts", dealt)
+    assert dealt.kernels["gmm"] > 0
+    assert dealt.kernels["tgmm"] > 0
+    here, matrix = experts.num_experts // 2, SPEC.hidden_size * experts.mlp_size
+    # In bf16: weights before the forward and the backward pass, tokens of both devices also before the forward pass
+    # that is made again.
+    weights = 2 * 2 * model.num_layers * 3 * here * matrix
+    tokens = 3 * 2 * model.num_layers * 2 * TOKENS * SPEC.hidden_size
+    saved = gathered.collectives["all-gather"].nbytes - dealt.collectives["all-gather"].nbytes
+    assert saved == pytest.approx(weights - tokens, rel=0.05)
+    assert dealt.collectives["all-reduce"].largest_bytes < 2 * here * matrix / 16
+    assert dealt.collectives["reduce-scatter"].nbytes >= 2 * 3 * model.num_layers * here * matrix
+    assert dealt.hbm.argument == pytest.approx(gathered.hbm.argument, rel=0.01)
+    assert dealt.hbm.alias >= 0.99 * dealt.hbm.output
+
+
 @pytest.mark.slow
 def test_train_step_for_two_v4_slices_with_microbatches():
     plan = plan_for("v4", "2x2x1", {"slice": 2, "data": 2, "fsdp": 2}, hosts=1, microbatches=2)
