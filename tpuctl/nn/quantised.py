@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float32, Int8
 
@@ -47,7 +48,7 @@ def quantise(weight: Array, *, summed: tuple[int, ...]) -> Quantised:
     wide = weight.astype(jnp.float32)
     largest = jnp.max(jnp.abs(wide), axis=summed, keepdims=True)
     # A channel of zeros has a scale, too.
-    scale = jnp.maximum(largest / _LARGEST, jnp.finfo(jnp.float32).tiny)
+    scale = jnp.maximum(largest / _LARGEST, np.finfo(np.float32).tiny)
     return Quantised(values=jnp.round(wide / scale).astype(jnp.int8), scale=scale)
 
 
