@@ -41,19 +41,21 @@ CASES: dict[str, tuple[ModelSpec, int]] = {
     ),
 }
 LARGE = {"qwen3-4b": (PRESETS["qwen3-4b"], 8)}
-"""Whose weights are most of what a step reads."""
+"""Whose weights are most of what a step reads that only decodes."""
 
 _MATRIX = 100_000
 _POINTERS = ("parameter", "tuple", "get-tuple-element", "bitcast")
 
 
-def compiled(spec: ModelSpec, *, tensor: int, quantised: QuantisedDtype | None = None) -> dict[str, Any]:
-    """The step with 64 sequences and 512 tokens: its kernels, memory and time to compile."""
+def compiled(
+    spec: ModelSpec, *, tensor: int, tokens: int = 512, quantised: QuantisedDtype | None = None
+) -> dict[str, Any]:
+    """The step with 64 sequences and so many tokens: its kernels, memory and time to compile."""
     topology = topologies.get_topology_desc(platform="tpu", topology_name="v6e:2x4")
     mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=tensor), devices=topology.devices[:tensor])
     options = EngineOptions(max_length=4096, num_pages=2048, page_size=64, max_running=64, max_step_tokens=512)
     program = StepProgram(spec, mesh=mesh, engine=options, options=RunnerOptions(quantised=quantised))
-    batch = SlotTable(program.sizes, eos_ids=()).batch([], bucket=Bucket(tokens=512, rows=64))
+    batch = SlotTable(program.sizes, eos_ids=()).batch([], bucket=Bucket(tokens=tokens, rows=64))
     whole = NamedSharding(mesh, PartitionSpec())
     inputs = {
         "tokens": batch.tokens,
@@ -118,4 +120,5 @@ def _copied(program: str, stacks: set[int]) -> list[str]:
 if __name__ == "__main__":
     spec, tensor = (CASES | LARGE)[sys.argv[1]]
     quantised: Any = sys.argv[2] if len(sys.argv) > 2 else None
-    print(json.dumps(compiled(spec, tensor=tensor, quantised=quantised)))
+    tokens = 64 if sys.argv[1] in LARGE else 512
+    print(json.dumps(compiled(spec, tensor=tensor, tokens=tokens, quantised=quantised)))
