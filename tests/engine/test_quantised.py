@@ -31,7 +31,7 @@ PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4], [11], [
 
 @pytest.mark.parametrize("tensor", [1, 2, 4])
 def test_greedy_tokens_are_those_of_the_dequantised_forward_pass(tensor: int) -> None:
-    engine = tiny_engine(UNTIED, tensor=tensor, quantised="int8")
+    engine = tiny_engine(UNTIED, tensor=tensor, real_vocab=UNTIED.vocab_size, quantised="int8")
     outputs = run(engine, *(ask(prompt, name=str(i)) for i, prompt in enumerate(PROMPTS)))
     params = dequantised_tree(quantised_tree(tiny_params(UNTIED)), dtype=jnp.float32)
     for i, prompt in enumerate(PROMPTS):
@@ -44,7 +44,7 @@ def test_parity_is_held_against_a_forward_pass_over_the_same_weights() -> None:
     axes = logical_axes(UNTIED, tensor=2, quantised="int8")
     forward = plain_forward(UNTIED, place(kept, axes, mesh=tensor_mesh(tensor=2), dtype=jnp.float32))
     np.testing.assert_allclose(forward(np.asarray(PROMPTS[0])), exact, rtol=1e-4, atol=1e-4)
-    engine = tiny_engine(UNTIED, tensor=2, quantised="int8", real_vocab=UNTIED.vocab_size)
+    engine = tiny_engine(UNTIED, tensor=2, real_vocab=UNTIED.vocab_size, quantised="int8")
     told: list[str] = []
     check_parity(engine, forward, dtype="float32", tell=lambda phase, **_: told.append(phase))
     assert told == ["checked"]
