@@ -21,8 +21,9 @@ from tpuctl.modelspec import ModelSpec
 from tpuctl.modelspec.adapters import BACK, TARGETS, adapter_parameters, adapter_path
 from tpuctl.nn.decoder import TokenRows
 from tpuctl.nn.params import ParamTree, bind, init_params, joined, logical_axes, split_adapters
+from tpuctl.nn.quantised import quantised_tree
 from tpuctl.plan.schema import MeshPlan
-from tpuctl.plan.weights_schema import LoraPlan
+from tpuctl.plan.weights_schema import LoraPlan, QuantisedDtype
 
 VOCAB = 160
 SPEC = ModelSpec(
@@ -100,25 +101,38 @@ def tiny_engine(
     kernel: PagedKernel = "blocks",
     real_vocab: int | None = None,
     adapted: bool = False,
+    quantised: QuantisedDtype | None = None,
     **sizes: Any,
 ) -> Engine:
     """An engine of its own over a runner that is shared, since that compiles; ``num_pages`` may only be fewer.
 
     With ``adapted`` it holds the adapters of ``tiny_adapters``.
     """
-    runner = _runner(spec, tensor, kernel, real_vocab, adapted)
+    runner = _runner(spec, tensor, kernel, real_vocab, adapted, quantised)
     options = EngineOptions(**{**SIZES, **sizes}, real_vocab=real_vocab, adapters=ADAPTERS if adapted else None)
     return Engine(runner, sizes=runner.program.sizes, options=options)
 
 
 @functools.cache
-def _runner(spec: ModelSpec, tensor: int, kernel: PagedKernel, real_vocab: int | None, adapted: bool) -> Runner:
+def _runner(
+    spec: ModelSpec,
+    tensor: int,
+    kernel: PagedKernel,
+    real_vocab: int | None,
+    adapted: bool,
+    quantised: QuantisedDtype | None,
+) -> Runner:
+    params = tiny_params(spec)
+    if quantised:
+        params = quantised_tree(params)
+    elif adapted:
+        params = adapted_params(spec)
     return Runner(
         spec,
-        adapted_params(spec) if adapted else tiny_params(spec),
+        params,
         mesh=tensor_mesh(tensor=tensor),
         engine=EngineOptions(**SIZES, real_vocab=real_vocab, adapters=ADAPTERS if adapted else None),
-        options=RunnerOptions(dtype=jnp.float32, kernel=kernel),
+        options=RunnerOptions(dtype=jnp.float32, kernel=kernel, quantised=quantised),
     )
 
 
@@ -157,13 +171,15 @@ def _forward(spec: ModelSpec) -> Any:
     return jax.jit(logits)
 
 
-def naive_logits(tokens: list[int], spec: ModelSpec = SPEC, *, adapter: str | None = None) -> np.ndarray:
+def naive_logits(
+    tokens: list[int], spec: ModelSpec = SPEC, *, adapter: str | None = None, params: ParamTree | None = None
+) -> np.ndarray:
     """Of every token, by the whole forward pass; padded to one length so that it compiles once.
 
-    ``adapter`` is merged into the weights.
+    ``adapter`` is merged into the weights, in whose place ``params`` may stand.
     """
     padded = jnp.asarray(tokens + [0] * (SIZES["max_length"] - len(tokens)))
-    return np.asarray(_forward(spec)(merged_params(adapter, spec), padded))[: len(tokens)]
+    return np.asarray(_forward(spec)(params or merged_params(adapter, spec), padded))[: len(tokens)]
 
 
 def naive_greedy(
@@ -173,8 +189,10 @@ def naive_greedy(
     *,
     real_vocab: int | None = None,
     adapter: str | None = None,
+    params: ParamTree | None = None,
 ) -> list[int]:
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(int(naive_logits(tokens, spec, adapter=adapter)[-1][:real_vocab].argmax()))
+        logits = naive_logits(tokens, spec, adapter=adapter, params=params)
+        tokens.append(int(logits[-1][:real_vocab].argmax()))
     return tokens[len(prompt) :]

@@ -21,6 +21,7 @@ def task_plan(**changes: Any) -> TaskPlan:
         "choices": (),
         "choices_column": None,
         "dtype": "float32",
+        "weights": None,
         "pooling": "mean",
         "normalise": True,
         "prompt": None,

@@ -75,6 +75,14 @@ def done(language: Language, plan: TaskPlan, table: pa.Table) -> Worked:
     return GenerateTask(language, plan).work(table)
 
 
+def test_language_holds_int8_weights_where_the_task_says_so(folder: Path) -> None:
+    found = Language.of(task_plan(kind="score", max_length=96, weights="int8"), str(folder), replica_plan())
+    weights = found.loop.engine._runner._params  # type: ignore[attr-defined]
+    layer = weights["groups"][0]
+    assert layer["attention"]["query"][0].values.matrix.dtype == layer["mlp"]["down"][0].values.dtype == "int8"
+    assert weights["ends"]["embedding"].dtype == "float32"
+
+
 def test_prompt_of_a_template_has_each_rows_values_and_braces_that_are_doubled(language: Language) -> None:
     table = rows(name=["ab", None, "x"], n=[1, 2, 3], tags=[["ü"], [], None], raw=pa.array([b"r"] * 3, pa.binary()))
     plan = generate(prompt=prompt_plan(text="{{{name}}} {n}"))

@@ -66,6 +66,7 @@ def test_prompt_and_sampling_are_in_the_plan_and_survive_json() -> None:
         ({"sampling": {"json_schema": "[]"}}, "sampling.json_schema", "this is list"),
         ({"sampling": {"columns": {"n": "a"}}}, "sampling.columns", "'n' can't differ"),
         ({"task": {"kind": "generate", "choices_column": "c"}}, "task.choices_column", "'generate' has no choices"),
+        ({"task": {"kind": "custom", "function": "m:f", "weights": "int8"}}, "task.weights", "no decoder to quantise"),
         ({"task": {"kind": "classify"}}, "task.choices", "nothing to choose from"),
         ({"task": {"kind": "score", "choices": ["a"], "choices_column": "c"}}, "task.choices_column", "each row's own"),
     ],
@@ -109,6 +110,14 @@ def test_replica_has_all_chips_of_a_host_that_the_model_divides_over() -> None:
     small, findings = replica(PRESETS["smollm2-135m"])
     assert (small.tensor, small.min_step_tokens) == (3, 33)
     assert "3 of the 4 devices" in findings.notes[0]
+
+
+def test_replica_with_int8_weights_has_room_for_more_pages_and_no_experts() -> None:
+    rows = {"batch_rows": 4096}
+    plain, quantised = (replica(PRESETS["llama3-8b"], **rows, weights=kept)[0] for kept in (None, "int8"))
+    assert plain.num_pages < quantised.num_pages < 4096 * 32
+    _, findings = replica(PRESETS["mixtral-8x7b"], topology="2x4", weights="int8")
+    assert ("task.weights", True) in [(p.where.key, "mixtral-8x7b has experts" in p.message) for p in findings.problems]
 
 
 def test_replica_that_no_host_holds_is_refused_whatever_the_slice() -> None:

@@ -49,6 +49,25 @@ def test_pages_are_what_the_memory_holds_where_that_is_less(tmp_path) -> None:
     assert any("fit beside the weights" in note for note in plan.notes)
 
 
+def test_int8_weights_leave_room_for_more_pages(tmp_path) -> None:
+    recipe = ("model.preset=llama3-8b", "model.tokenizer=builtin:smollm2-135m", "slice.topology=2x2")
+    sizes = ("engine.max_sequences=4096", "engine.max_step_tokens=4096")
+    plain, quantised = (planned(tmp_path, *recipe, *sizes, *more) for more in ((), ("engine.weights=int8",)))
+    assert (plain.engine.weights, quantised.engine.weights) == (None, "int8")
+    assert plan_loads(plan_dumps(quantised)) == quantised
+    # 7.5 billion numbers take one byte in place of two: 525,336,576 are the embeddings', norms are few.
+    saved = (quantised.engine.num_pages - plain.engine.num_pages) * plain.engine.page_bytes
+    assert saved == pytest.approx(7.505e9, rel=0.002)
+
+
+def test_weights_that_fit_only_once_they_are_quantised_are_refused(tmp_path) -> None:
+    recipe = ("model.preset=llama3-8b", "model.tokenizer=builtin:smollm2-135m", "engine.num_pages=32")
+    with pytest.raises(RecipeError, match="as it is read do not fit") as error:
+        planned(tmp_path, *recipe, "engine.dtype=float32", "engine.weights=int8")
+    assert any(problem.where.key == "engine.weights" for problem in error.value.parts or (error.value,))
+    assert planned(tmp_path, *recipe, "engine.weights=int8").engine.num_pages == 32
+
+
 def test_length_left_out_is_no_more_than_the_pages_hold(tmp_path) -> None:
     assert planned(tmp_path, "engine.num_pages=4", "engine.page_size=16").engine.max_length == 64
 
@@ -63,6 +82,7 @@ def test_length_left_out_is_no_more_than_the_pages_hold(tmp_path) -> None:
         ("slice.topology=4x4", "slice.topology", "tensor 16 does not divide num_heads 4"),
         ("slice.topology=3x1", "slice.topology", ""),
         ("mesh.tensor=2", "mesh.tensor", "2 of the 1 devices"),
+        ("engine.weights=int4", "engine.weights", "expected one of 'int8'"),
         ("mesh.fsdp=2", "mesh.fsdp", "tensor alone"),
         ("model.preset=tiny-6m", "model.preset", "unknown preset"),
         ("model.tokenizer=words", "model.tokenizer", "unknown tokenizer"),
@@ -119,6 +139,7 @@ def test_encoder_is_served_with_the_length_it_was_made_for_and_crosses_as_json(t
     [
         ("engine.max_length=513", "engine.max_length"),
         ("engine.num_pages=5", "engine.num_pages"),
+        ("engine.weights=int8", "engine.weights"),
         ("model.tokenizer=bytes", "model.tokenizer"),
         ("slice.topology=4x4", "slice.topology"),
         ("serve.key_concurrent=5", "serve.key_concurrent"),

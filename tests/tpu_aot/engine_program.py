@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from typing import Any
@@ -19,12 +20,14 @@ from tpuctl.engine.batch import Bucket, SlotTable
 from tpuctl.engine.options import EngineOptions
 from tpuctl.engine.runner import RunnerOptions, StepProgram
 from tpuctl.engine.sampling import SamplingRows
-from tpuctl.mesh import create_mesh, named_sharding
-from tpuctl.modelspec import ModelSpec
+from tpuctl.mesh import create_mesh
+from tpuctl.modelspec import PRESETS, ModelSpec
 from tpuctl.modelspec.adapters import TARGETS
-from tpuctl.nn.params import init_params, logical_axes
+from tpuctl.nn.params import param_shapes, param_shardings
+from tpuctl.nn.quantised import is_quantised
 from tpuctl.plan.schema import MeshPlan
-from tpuctl.plan.weights_schema import LoraPlan
+from tpuctl.plan.weights_schema import LoraPlan, QuantisedDtype
+from tpuctl.train import hlo
 
 _SIZES: dict[str, Any] = {"vocab_size": 32_768, "hidden_size": 1024, "num_layers": 4, "mlp_size": 2816}
 CASES: dict[str, tuple[ModelSpec, int]] = {
@@ -41,16 +44,28 @@ CASES: dict[str, tuple[ModelSpec, int]] = {
     "adapters": (ModelSpec(name="f", num_heads=16, num_kv_heads=4, head_dim=128, **_SIZES), 8),
 }
 ADAPTERS = {"adapters": Adapters(names=tuple("abcdefgh"), ranks=(16,) * 8, targets=tuple(TARGETS))}
+LARGE = {"qwen3-4b": (PRESETS["qwen3-4b"], 8)}
+"""Whose weights are most of what a step reads that only decodes."""
+
+_MATRIX = 100_000
+_POINTERS = ("parameter", "tuple", "get-tuple-element", "bitcast")
 
 
-def compiled(spec: ModelSpec, *, tensor: int, adapters: Adapters | None = None) -> dict[str, Any]:
-    """The step with 64 sequences and 512 tokens: its kernels, memory and time to compile."""
+def compiled(
+    spec: ModelSpec,
+    *,
+    tensor: int,
+    tokens: int = 512,
+    adapters: Adapters | None = None,
+    quantised: QuantisedDtype | None = None,
+) -> dict[str, Any]:
+    """The step with 64 sequences and so many tokens: its kernels, memory and time to compile."""
     topology = topologies.get_topology_desc(platform="tpu", topology_name="v6e:2x4")
     mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=tensor), devices=topology.devices[:tensor])
     sizes: dict[str, Any] = {"max_length": 4096, "num_pages": 2048, "max_running": 64, "max_step_tokens": 512}
     options = EngineOptions(**sizes, page_size=64, adapters=adapters)
-    program = StepProgram(spec, mesh=mesh, engine=options, options=RunnerOptions(dtype=jnp.bfloat16))
-    batch = SlotTable(program.sizes, eos_ids=(), adapters=adapters).batch([], bucket=Bucket(tokens=512, rows=64))
+    program = StepProgram(spec, mesh=mesh, engine=options, options=RunnerOptions(quantised=quantised))
+    batch = SlotTable(program.sizes, eos_ids=(), adapters=adapters).batch([], bucket=Bucket(tokens=tokens, rows=64))
     whole = NamedSharding(mesh, PartitionSpec())
     inputs = {
         "tokens": batch.tokens,
@@ -65,7 +80,8 @@ def compiled(spec: ModelSpec, *, tensor: int, adapters: Adapters | None = None) 
     inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=whole), inputs)
     started = time.monotonic()
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        lowered = program.step.lower(_abstract_params(spec, mesh, program.lora), program.abstract_state(), inputs)
+        params = _abstract_params(spec, mesh, program.lora, quantised)
+        lowered = program.step.lower(params, program.abstract_state(), inputs)
     done = lowered.compile()
     memory: Any = done.memory_analysis()
     pages = program.abstract_state()["pages"]
@@ -75,22 +91,49 @@ def compiled(spec: ModelSpec, *, tensor: int, adapters: Adapters | None = None) 
         "page_bytes": pages.size * 2 // tensor,
         "temp_bytes": memory.temp_size_in_bytes,
         "alias_bytes": memory.alias_size_in_bytes,
+        "argument_bytes": memory.argument_size_in_bytes,
+        "weight_bytes": sum(_shard_size(leaf) * leaf.dtype.itemsize for leaf in jax.tree.leaves(params)),
+        "copied": _copied(done.as_text() or "", {_shard_size(leaf) for leaf in jax.tree.leaves(params["layers"])}),
     }
 
 
-def _abstract_params(spec: ModelSpec, mesh: jax.sharding.Mesh, lora: LoraPlan | None) -> Any:
-    shapes = jax.eval_shape(lambda: init_params(spec, jax.random.key(0), lora=lora))
-    axes = logical_axes(spec, tensor=mesh.shape["tensor"], lora=lora)
-    return jax.tree.map(
-        lambda names, x: jax.ShapeDtypeStruct(
-            x.shape, jnp.bfloat16, sharding=named_sharding(mesh, names, shape=x.shape)
-        ),
-        axes,
-        shapes,
-        is_leaf=lambda node: isinstance(node, tuple),
-    )
+def _abstract_params(
+    spec: ModelSpec, mesh: jax.sharding.Mesh, lora: LoraPlan | None, quantised: QuantisedDtype | None
+) -> Any:
+    def placed(shape: Any, place: Any) -> Any:
+        if is_quantised(shape):
+            return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shape, place)
+        return jax.ShapeDtypeStruct(shape.shape, jnp.bfloat16, sharding=place)
+
+    shapes = param_shapes(spec, lora=lora, quantised=quantised)
+    shardings = param_shardings(spec, mesh, lora=lora, quantised=quantised)
+    return jax.tree.map(placed, shapes, shardings, is_leaf=is_quantised)
+
+
+def _shard_size(leaf: jax.ShapeDtypeStruct) -> int:
+    assert leaf.sharding is not None
+    return math.prod(leaf.sharding.shard_shape(leaf.shape))
+
+
+def _copied(program: str, stacks: set[int]) -> list[str]:
+    """Dtypes of what each layer writes that is as large as one of its matrices: copies of these, converted or not."""
+    computations, entry = hlo._parse(program)
+    runs = hlo._run_counts(computations, entry)
+    instructions = [(name, instruction) for name, body in computations.items() for instruction in body]
+    inside = {name for _, fusion in instructions if fusion.opcode == "fusion" for name in hlo._callees(fusion)}
+    written = [
+        shape
+        for name, instruction in instructions
+        if runs[name] > 1 and name not in inside and instruction.opcode not in _POINTERS
+        for shape in instruction.shapes
+        if math.prod(shape.dims) > _MATRIX and math.prod(shape.dims) * runs[name] in stacks
+    ]
+    return sorted({shape.dtype for shape in written})
 
 
 if __name__ == "__main__":
-    spec, tensor = CASES[sys.argv[1]]
-    print(json.dumps(compiled(spec, tensor=tensor, adapters=ADAPTERS.get(sys.argv[1]))))
+    spec, tensor = (CASES | LARGE)[sys.argv[1]]
+    quantised: Any = sys.argv[2] if len(sys.argv) > 2 else None
+    tokens = 64 if sys.argv[1] in LARGE else 512
+    adapters = ADAPTERS.get(sys.argv[1])
+    print(json.dumps(compiled(spec, tensor=tensor, tokens=tokens, adapters=adapters, quantised=quantised)))

@@ -126,7 +126,8 @@ def _numbers(task: TaskPlan) -> list[str]:
         return [f"pooling {task.pooling}", "scaled to length 1" if task.normalise else "not scaled"]
     own = [f"choices of {task.choices_column}"] if task.choices_column else []
     common = [f"choices {', '.join(map(repr, task.choices))}"] if task.choices else []
-    return [*own, *common, *(_drawn(task.sampling) if task.sampling else []), task.dtype]
+    numbers = task.dtype if task.weights is None else f"{task.weights} and {task.dtype}"
+    return [*own, *common, *(_drawn(task.sampling) if task.sampling else []), numbers]
 
 
 def _prompt(task: TaskPlan) -> str:

@@ -13,9 +13,9 @@ from jax.sharding import Mesh
 
 from tpuctl.mesh import named_sharding
 from tpuctl.modelspec import ModelSpec
-from tpuctl.nn.params import ParamTree, logical_axes
+from tpuctl.nn.params import ParamTree
+from tpuctl.nn.quantised import Quantised, is_quantised
 from tpuctl.nn.transposed import Transposed
-from tpuctl.plan.weights_schema import LoraPlan
 
 _ENTERING = ("query", "key", "value", "gate", "up", "b")  # weights of ``nn.layers.project``
 _MOST_LAYERS = 6
@@ -29,21 +29,23 @@ class LayerGroup:
     first: int
 
 
-def place(spec: ModelSpec, params: ParamTree, *, mesh: Mesh, dtype: Any, lora: LoraPlan | None = None) -> ParamTree:
-    """Each weight in ``dtype``, in shards by its logical axes.
+def place(params: ParamTree, axes: ParamTree, *, mesh: Mesh, dtype: Any) -> ParamTree:
+    """Each weight in ``dtype``, in shards by its logical axes. A quantised one keeps its own dtypes.
 
     Raises:
         MeshError: A dimension does not divide over the mesh.
     """
 
-    def placed(leaf: Any, names: tuple[str, ...]) -> Array:
-        array: Array = jax.device_put(jnp.asarray(leaf, dtype), named_sharding(mesh, names, shape=leaf.shape))
+    def sharded(names: tuple[str, ...], leaf: Any) -> Array:
+        array: Array = jax.device_put(leaf, named_sharding(mesh, names, shape=leaf.shape))
         return array
 
-    axes = logical_axes(spec, tensor=mesh.shape["tensor"], lora=lora)
-    tree: ParamTree = jax.tree.map(
-        lambda names, leaf: placed(leaf, names), axes, params, is_leaf=lambda node: isinstance(node, tuple)
-    )
+    def placed(names: Any, leaf: Any) -> Any:
+        if isinstance(names, Quantised):
+            return jax.tree.map(sharded, names, leaf, is_leaf=_is_axes)
+        return sharded(names, jnp.asarray(leaf, dtype))
+
+    tree: ParamTree = jax.tree.map(placed, axes, params, is_leaf=lambda node: _is_axes(node) or is_quantised(node))
     return tree
 
 
@@ -90,17 +92,24 @@ def _layers_of(spec: ModelSpec, layers: ParamTree, group: LayerGroup) -> ParamTr
     within = range(group.first, group.first + group.spec.num_layers)
     stacks = {"mlp": spec.mlp_layers, "experts": spec.expert_layers}
 
-    def cut(path: tuple[Any, ...], leaf: Array) -> list[Any]:
+    def cut(path: tuple[Any, ...], leaf: Any) -> list[Any]:
         places = [i for i, layer in enumerate(stacks.get(path[0].key, range(spec.num_layers))) if layer in within]
         entering = path[0].key in ("attention", "mlp") and path[-1].key in _ENTERING
-        return [_transposed(leaf[i]) if entering else leaf[i] for i in places]
+        own = [jax.tree.map(lambda stack, i=i: stack[i], leaf) for i in places]
+        return [_transposed(weight) for weight in own] if entering else own
 
-    cut_layers: ParamTree = jax.tree_util.tree_map_with_path(cut, layers)
+    cut_layers: ParamTree = jax.tree_util.tree_map_with_path(cut, layers, is_leaf=is_quantised)
     missing = [name for name, owners in stacks.items() if not set(owners) & set(within)]
     return {name: node for name, node in cut_layers.items() if name not in missing}
 
 
-def _transposed(weight: Array) -> Transposed:
+def _is_axes(node: Any) -> bool:
+    return isinstance(node, tuple)
+
+
+def _transposed(weight: Any) -> Any:
+    if isinstance(weight, Quantised):
+        return replace(weight, values=_transposed(weight.values))
     matrix = np.asarray(weight).reshape(weight.shape[0], -1).T
     return Transposed(
         matrix=jax.device_put(np.ascontiguousarray(matrix), weight.sharding), outside=tuple(weight.shape[1:])

@@ -38,6 +38,7 @@ from tpuctl.mesh import RULES, mesh_axis
 from tpuctl.modelspec import ModelSpec
 from tpuctl.nn.params import ParamTree, logical_axes
 from tpuctl.nn.partition import Partition
+from tpuctl.plan.weights_schema import QuantisedDtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,10 +47,12 @@ class RunnerOptions:
 
     Attributes:
         dtype: Of weights, activations and pages.
+        quantised: What the parameters that may be are quantised to; ``None`` for as they are.
         kernel: Attention; ``None`` takes the platform's.
     """
 
     dtype: Any = jnp.bfloat16
+    quantised: QuantisedDtype | None = None
     kernel: PagedKernel | None = None
 
 
@@ -70,7 +73,8 @@ class Runner:
 
         Args:
             spec: The model.
-            params: Its parameters, numpy or jax, of any dtype; with those of ``engine.adapters`` where it has any.
+            params: Its parameters, numpy or jax, of any dtype; quantised as ``options`` say, and with those of
+                ``engine.adapters`` where it has any.
             mesh: ``tensor`` is split over; the other axes must be 1.
             engine: Sizes.
             options: How to run.
@@ -80,7 +84,7 @@ class Runner:
         """
         self.program = StepProgram(spec, mesh=mesh, engine=engine, options=options)
         self.engine = engine
-        placed = place(spec, params, mesh=mesh, dtype=options.dtype, lora=self.program.lora)
+        placed = place(params, self.program.axes, mesh=mesh, dtype=options.dtype)
         self._params = in_groups(spec, placed) if self.program.chained else placed
         self._state = self.program.empty_state()
         self._nothing = {bucket.rows: self.program.nothing(bucket.rows) for bucket in buckets(engine)}
@@ -136,8 +140,9 @@ class StepProgram:
         self.kernel = options.kernel or kernel_for(platform)
         self.chained = platform == "cpu" and mesh.size == 1
         self.partition = Partition(tensor=mesh_axis(mesh, "tensor"))
-        self.sizes = batch_sizes(spec, engine)
         self.lora = None if engine.adapters is None else engine.adapters.lora
+        self.axes = logical_axes(spec, tensor=self.partition.tensor.size, lora=self.lora, quantised=options.quantised)
+        self.sizes = batch_sizes(spec, engine)
         self.page_shape = PageShape(
             num_layers=spec.num_layers,
             num_pages=engine.num_pages + 1,
@@ -167,8 +172,7 @@ class StepProgram:
         """How each weight is split."""
         if self.chained:
             return PartitionSpec()
-        axes = logical_axes(self.spec, tensor=self.partition.tensor.size, lora=self.lora)
-        return jax.tree.map(RULES.spec, axes, is_leaf=lambda node: isinstance(node, tuple))
+        return jax.tree.map(RULES.spec, self.axes, is_leaf=lambda node: isinstance(node, tuple))
 
     def state_specs(self) -> dict[str, PartitionSpec]:
         """How pages, last tokens and token counts are split."""

@@ -27,6 +27,7 @@ from tpuctl.entrypoints.serve_checkpoint import exported_checkpoint
 from tpuctl.entrypoints.serve_text import load_text
 from tpuctl.mesh import create_mesh
 from tpuctl.nn.params import ParamTree, init_params, joined, param_shardings
+from tpuctl.nn.quantised import quantised_tree
 from tpuctl.nn.weights import load_params
 from tpuctl.plan.schema import ServingPlan
 from tpuctl.serve.generation import MakeGrammar
@@ -82,7 +83,7 @@ def ready_runner(plan: ServingPlan, options: EngineOptions, *, simulated: bool, 
     # First, since a misfit shows in no time.
     beside = {} if options.adapters is None else load_adapters(plan, options.adapters, mesh, tell=tell)
     params = joined(beside, _weights(plan, mesh, tell=tell))
-    run = RunnerOptions(dtype=jnp.dtype(plan.engine.dtype))
+    run = RunnerOptions(dtype=jnp.dtype(plan.engine.dtype), quantised=plan.engine.weights)
     runner = Runner(plan.model, params, mesh=mesh, engine=options, options=run)
     return runner, plain_forward(plan.model, params, adapters=options.adapters)
 
@@ -122,7 +123,7 @@ def with_local_folders(plan: ServingPlan, *, tell: Tell) -> ServingPlan:
 def _weights(plan: ServingPlan, mesh: Mesh, *, tell: Tell) -> ParamTree:
     started = time.monotonic()
     spec, dtype = plan.model, jnp.dtype(plan.engine.dtype)
-    shardings = param_shardings(spec, mesh)
+    shardings = param_shardings(spec, mesh, quantised=plan.engine.weights)
     if plan.weights is None:
         params = _drawn(plan, shardings, dtype)
         detail = f"drawn from seed {plan.engine.seed}"
@@ -139,7 +140,7 @@ def _drawn(plan: ServingPlan, shardings: ParamTree, dtype: Any) -> ParamTree:
     def draw() -> ParamTree:
         params = init_params(plan.model, jax.random.key(plan.engine.seed))
         cast: ParamTree = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
-        return cast
+        return quantised_tree(cast) if plan.engine.weights else cast
 
     drawn: ParamTree = jax.jit(draw, out_shardings=shardings)()
     return drawn

@@ -66,7 +66,7 @@ class Language:
         dtype = jnp.dtype(plan.dtype)
         shape = MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=replica.tensor)
         mesh = create_mesh(shape, devices=jax.local_devices()[: replica.tensor])
-        shardings = param_shardings(spec, mesh)
+        shardings = param_shardings(spec, mesh, quantised=plan.weights)
         family = str(config.get("model_type"))
         params = load_params(spec, uri, family=family, shardings=shardings, dtype=dtype).params
         options = EngineOptions(
@@ -79,7 +79,8 @@ class Language:
             eos_ids=tokenizer.special.eos_ids,
             real_vocab=tokenizer.vocab_size,
         )
-        engine = create_engine(spec, params, mesh=mesh, options=options, run=RunnerOptions(dtype=dtype))
+        run = RunnerOptions(dtype=dtype, quantised=plan.weights)
+        engine = create_engine(spec, params, mesh=mesh, options=options, run=run)
         file = folder / TOKENIZER_FILE if folder else None
         return cls(
             loop=EngineLoop(engine),

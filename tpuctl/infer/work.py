@@ -45,7 +45,7 @@ class Work:
             return f"the input {self.uri} has changed, or another part of it was taken"
         if self.columns != other.columns:
             return "it carries other columns"
-        changed = [key for key in self.task if self.task[key] != other.task.get(key)]
+        changed = [key for key in {**self.task, **other.task} if self.task.get(key) != other.task.get(key)]
         return f"its task differs in {', '.join(changed)}"
 
 
@@ -73,6 +73,9 @@ def _task_facts(task: TaskPlan) -> dict[str, Any]:
     """The task as JSON, but for where its module lay: the same work from another directory is the same work."""
     facts: dict[str, Any] = json.loads(json.dumps(asdict(task)))
     del facts["directory"]
+    if task.weights is None:
+        # As in the folders of versions that knew no other weights.
+        del facts["weights"]
     return facts
 
 

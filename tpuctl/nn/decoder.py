@@ -22,6 +22,7 @@ from tpuctl.nn.attention import CONTEXT_NAME, NO_WINDOW, Attend, LayerView, RowA
 from tpuctl.nn.block import Block, ForwardOptions, Surroundings, residual_norm
 from tpuctl.nn.layers import ParamMaker, folded
 from tpuctl.nn.partition import WHOLE, Partition
+from tpuctl.nn.quantised import Quantised
 from tpuctl.nn.rotary import layer_rotaries
 from tpuctl.nn.transposed import Transposed
 from tpuctl.plan.train_schema import RematPolicy
@@ -147,11 +148,7 @@ class Decoder(nnx.Module):
             # Not by the transpose: XLA's CPU compiler would turn a bfloat16 table into float32 for each product.
             logits = _by_rows(hidden, self.embedding[...])
         else:
-            head: Any = self.head_matrix(partition=partition)
-            if isinstance(head, Transposed):
-                logits = _by_rows(hidden, head.matrix)
-            else:
-                logits = jnp.dot(hidden, head, preferred_element_type=jnp.float32)
+            logits = _by_columns(hidden, self.head_matrix(partition=partition))
         cap = self.spec.logits_softcap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
@@ -196,6 +193,14 @@ class Decoder(nnx.Module):
         return LayerView(
             index=jnp.arange(spec.num_layers), window=jnp.asarray(windows, jnp.int32), softcap=spec.attention_softcap
         )
+
+
+def _by_columns(hidden: Float[Array, "*b d"], head: Array | Transposed | Quantised) -> Float[Array, "*b v"]:
+    if isinstance(head, Quantised):
+        return head.times(hidden, _by_columns, rows=hidden.ndim - 1)
+    if isinstance(head, Transposed):
+        return _by_rows(hidden, head.matrix)
+    return jnp.dot(hidden, head, preferred_element_type=jnp.float32)
 
 
 def _by_rows(hidden: Float[Array, "*b d"], table: Float[Array, "v d"]) -> Float[Array, "*b v"]:

@@ -19,6 +19,7 @@ from jaxtyping import Float, Key
 
 from tpuctl.modelspec.spec import Activation, NormKind
 from tpuctl.nn.partition import Partition
+from tpuctl.nn.quantised import Quantised
 from tpuctl.nn.transposed import Transposed
 
 
@@ -102,7 +103,9 @@ def biased(x: Array, bias: nnx.Param[Any] | Array | None) -> Array:
 
 
 @jax.custom_vjp
-def project(x: Float[Array, "b s d"], weight: Float[Array, d * outside] | Transposed) -> Float[Array, "b s *outside"]:
+def project(
+    x: Float[Array, "b s d"], weight: Float[Array, d * outside] | Transposed | Quantised
+) -> Float[Array, "b s *outside"]:
     """From the residual stream: ``x`` times a weight.
 
     With gradients of its own: automatic ones ask for the cotangent transposed, and XLA's CPU compiler then fuses
@@ -111,7 +114,9 @@ def project(x: Float[Array, "b s d"], weight: Float[Array, d * outside] | Transp
     return _project(x, weight)
 
 
-def _project(x: Array, weight: Array | Transposed) -> Array:
+def _project(x: Array, weight: Array | Transposed | Quantised) -> Array:
+    if isinstance(weight, Quantised):
+        return weight.times(x, _project, rows=2)
     if isinstance(weight, Transposed):
         out = lax.dot_general(_rows(x), weight.matrix, (((1,), (1,)), ((), ())))
         return out.reshape(*x.shape[:2], *weight.outside)
@@ -125,7 +130,7 @@ def _project_backward(saved: tuple[Array, Array], d_out: Array) -> tuple[Array, 
 
 
 @jax.custom_vjp
-def project_back(x: Float[Array, "b s *inside"], weight: Float[Array, d * inside]) -> Float[Array, "b s d"]:
+def project_back(x: Float[Array, "b s *inside"], weight: Float[Array, d * inside] | Quantised) -> Float[Array, "b s d"]:
     """Back to the residual stream: ``x`` times the transpose of a weight.
 
     All weights of a layer thus have the residual stream's dimension first: the one they are split along over
@@ -135,7 +140,9 @@ def project_back(x: Float[Array, "b s *inside"], weight: Float[Array, d * inside
     return _project_back(x, weight)
 
 
-def _project_back(x: Array, weight: Array) -> Array:
+def _project_back(x: Array, weight: Array | Quantised) -> Array:
+    if isinstance(weight, Quantised):
+        return weight.times(x, _project_back, rows=2)
     out = lax.dot_general(_rows(x), _matrix(weight), (((1,), (1,)), ((), ())))
     return out.reshape(*x.shape[:2], -1)
 

@@ -18,7 +18,8 @@ from jaxtyping import Key
 from tpuctl.mesh import named_sharding
 from tpuctl.modelspec import ModelSpec
 from tpuctl.nn.decoder import Decoder
-from tpuctl.plan.weights_schema import LoraPlan
+from tpuctl.nn.quantised import quantised_axes, quantised_tree
+from tpuctl.plan.weights_schema import LoraPlan, QuantisedDtype
 
 _ADAPTERS = "adapters"
 
@@ -40,7 +41,9 @@ def bind(spec: ModelSpec, params: ParamTree, *, lora: LoraPlan | None = None) ->
     return decoder
 
 
-def logical_axes(spec: ModelSpec, *, tensor: int = 1, lora: LoraPlan | None = None) -> ParamTree:
+def logical_axes(
+    spec: ModelSpec, *, tensor: int = 1, lora: LoraPlan | None = None, quantised: QuantisedDtype | None = None
+) -> ParamTree:
     """The tree with each parameter's logical axes in its place, a tuple of names.
 
     Key and value heads fewer than the ``tensor`` devices they are to be shared by are held whole by each of these.
@@ -48,21 +51,36 @@ def logical_axes(spec: ModelSpec, *, tensor: int = 1, lora: LoraPlan | None = No
     _, template = _template(spec, lora)
     shared = spec.num_kv_heads < tensor and tensor % spec.num_kv_heads == 0
     axes: ParamTree = _axes(template, rename={"kv_heads": "shared_kv_heads"} if shared else {})
-    return axes
+    return quantised_axes(axes) if quantised else axes
 
 
-def param_shardings(spec: ModelSpec, mesh: Mesh, *, lora: LoraPlan | None = None) -> ParamTree:
+def param_shapes(
+    spec: ModelSpec, *, lora: LoraPlan | None = None, quantised: QuantisedDtype | None = None
+) -> ParamTree:
+    """The tree with each parameter's shape in its place, in f32 where it is not quantised."""
+
+    def made() -> ParamTree:
+        params = init_params(spec, jax.random.key(0), lora=lora)
+        return quantised_tree(params) if quantised else params
+
+    shapes: ParamTree = jax.eval_shape(made)
+    return shapes
+
+
+def param_shardings(
+    spec: ModelSpec, mesh: Mesh, *, lora: LoraPlan | None = None, quantised: QuantisedDtype | None = None
+) -> ParamTree:
     """The tree with each parameter's sharding on the mesh in its place.
 
     Raises:
         MeshError: a dimension does not divide over the mesh.
     """
-    shapes = jax.eval_shape(lambda: init_params(spec, jax.random.key(0), lora=lora))
 
     def place(axes: tuple[str, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
         return named_sharding(mesh, axes, shape=leaf.shape)
 
-    axes = logical_axes(spec, tensor=mesh.shape["tensor"], lora=lora)
+    axes = logical_axes(spec, tensor=mesh.shape["tensor"], lora=lora, quantised=quantised)
+    shapes = param_shapes(spec, lora=lora, quantised=quantised)
     tree: ParamTree = jax.tree.map(place, axes, shapes, is_leaf=lambda node: isinstance(node, tuple))
     return tree
 

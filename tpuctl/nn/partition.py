@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
@@ -22,6 +23,7 @@ from jaxtyping import Float, Int
 
 from tpuctl.mesh import BATCH_AXES, RULES, Axis, mesh_axis
 from tpuctl.nn.collectives import gather, scatter
+from tpuctl.nn.quantised import Quantised
 from tpuctl.nn.transposed import Transposed
 
 
@@ -55,10 +57,16 @@ class Partition:
         holds them all and takes the one its query heads read; their gradients are summed like any other's.
         """
         kept: Any = param.get_value()
-        if isinstance(kept, Transposed):
+        quantised = isinstance(kept, Quantised)
+        assert not (quantised and self.fsdp.size > 1), "quantised weights are not trained"
+        if isinstance(kept.values if quantised else kept, Transposed):
             return cast("Array", kept)  # one device's own, so it is whole; ``project`` knows what to do with it
-        value: Array = kept
-        axes = param.get_metadata("axes")[-value.ndim :]  # a scan over layers has taken the leading axis away
+        axes = param.get_metadata("axes")
+        own: Array = jax.tree.map(lambda value: self._weight(value, axes, kv_heads=kv_heads), kept)
+        return own
+
+    def _weight(self, value: Array, axes: tuple[str, ...], *, kv_heads: int | None) -> Array:
+        axes = axes[-value.ndim :]  # a scan over layers has taken the leading axis away
         if "kv_heads" in axes and kv_heads is not None and kv_heads < self.tensor.size:
             head = lax.axis_index("tensor") * kv_heads // self.tensor.size
             value = lax.dynamic_slice_in_dim(value, head, 1, axis=axes.index("kv_heads"))

@@ -2,11 +2,13 @@
 
 A device's shard of a matrix is often a strip of columns, which lies scattered over all of the file. Where several
 hosts would each have to read nearly everything for their strips, each reads whole rows instead, and the devices
-exchange rows for columns among themselves. Docs: docs/design/weights.md.
+exchange rows for columns among themselves. What is to be quantised is, on the devices, as soon as it is there.
+Docs: docs/design/weights.md.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +19,9 @@ from jax.sharding import NamedSharding
 
 from tpuctl.model_folder import open_weights
 from tpuctl.modelspec import ModelSpec
+from tpuctl.modelspec.quantised import summed_axes
 from tpuctl.nn.params import ParamTree
+from tpuctl.nn.quantised import Quantised, is_quantised, quantise
 from tpuctl.nn.weights_boxes import Box, box_of
 from tpuctl.nn.weights_exchange import by_rows_of
 from tpuctl.nn.weights_fit import fit
@@ -39,14 +43,14 @@ class Loaded:
 def load_params(spec: ModelSpec, uri: str, *, family: str, shardings: ParamTree, dtype: Any) -> Loaded:
     """The parameters of a model folder, as ``nn.params`` has them, on the devices where ``shardings`` puts them.
 
-    Every host of the mesh calls this with the same arguments. One leaf is read after another, so that a host holds
-    its part of no more than one beside what is done.
+    Every host of the mesh calls this with the same arguments. One leaf is read after another, so that a host, and a
+    device that quantises, holds its part of no more than one beside what is done.
 
     Args:
         spec: The model, as the folder's ``config.json`` describes it.
         uri: The folder, local or ``gs://``.
         family: Its ``model_type``, which names the tensors.
-        shardings: A ``NamedSharding`` for each parameter.
+        shardings: A ``NamedSharding`` for each parameter, two in a ``Quantised`` for one to be quantised.
         dtype: Of the result, one or a tree of them as ``shardings`` is. Stored values are converted, float32 to
             bfloat16 by rounding to nearest.
 
@@ -57,11 +61,16 @@ def load_params(spec: ModelSpec, uri: str, *, family: str, shardings: ParamTree,
     files = open_weights(uri)
     leaves = fit(files, spec, family=family)
     reader = Reader(uri)
-    dtypes = dtype if isinstance(dtype, dict) else jax.tree.map(lambda _: dtype, shardings)
+    dtypes = dtype if isinstance(dtype, dict) else jax.tree.map(lambda _: dtype, shardings, is_leaf=is_quantised)
+
+    def read(path: Any, place: Any, kind: Any) -> Any:
+        leaf = leaves[_path(path)]
+        if isinstance(place, Quantised):
+            return _read_quantised(leaf, place, np.dtype(kind), reader)
+        return _read_leaf(leaf, place, np.dtype(kind), reader)
+
     try:
-        params = jax.tree_util.tree_map_with_path(
-            lambda path, place, kind: _read_leaf(leaves[_path(path)], place, np.dtype(kind), reader), shardings, dtypes
-        )
+        params = jax.tree_util.tree_map_with_path(read, shardings, dtypes, is_leaf=is_quantised)
         reader.checksums.verify(files.files)
     finally:
         reader.close()
@@ -70,6 +79,22 @@ def load_params(spec: ModelSpec, uri: str, *, family: str, shardings: ParamTree,
 
 def _path(keys: Any) -> str:
     return jax.tree_util.keystr(keys, simple=True, separator="/")
+
+
+def _read_quantised(leaf: LeafFiles, target: Quantised, dtype: np.dtype[Any], reader: Reader) -> Quantised:
+    summed = summed_axes(leaf.name)
+    assert summed is not None
+    place: Any = target.values
+    whole = _read_leaf(leaf, place, dtype, reader)
+    # Waited for: to read on would put the next leaf beside this one.
+    made: Quantised = jax.block_until_ready(_quantising(summed, target)(whole))
+    return made
+
+
+@functools.cache
+def _quantising(summed: tuple[int, ...], target: Quantised) -> Any:
+    """One program for all leaves that are alike."""
+    return jax.jit(functools.partial(quantise, summed=summed), out_shardings=target)
 
 
 def _read_leaf(leaf: LeafFiles, target: NamedSharding, dtype: np.dtype[Any], reader: Reader) -> Array:

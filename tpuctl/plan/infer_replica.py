@@ -5,8 +5,9 @@ Each host is a replica: prompts don't depend on one another, so hosts have nothi
 
 from __future__ import annotations
 
-from tpuctl.modelspec import ModelSpec, num_parameters
+from tpuctl.modelspec import ModelSpec
 from tpuctl.plan.budget import gib
+from tpuctl.plan.held import DTYPE_BYTES, HeldWeights
 from tpuctl.plan.infer_schema import ReplicaPlan, TaskPlan
 from tpuctl.plan.schema import SlicePlan
 from tpuctl.recipe.origin import Findings
@@ -18,7 +19,6 @@ _PAGE_TOKENS = 64
 _STEP_TOKENS = 512
 # The engine's smallest shape with a prompt in it; one that doesn't divide over the devices is made larger.
 _PROMPT_TOKENS = 32
-_DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
 
 
 def plan_replica(model: ModelSpec, task: TaskPlan, slices: SlicePlan, findings: Findings) -> ReplicaPlan:
@@ -26,15 +26,16 @@ def plan_replica(model: ModelSpec, task: TaskPlan, slices: SlicePlan, findings: 
     assert task.max_length is not None, "plan.infer_model settles it first"
     devices = slices.devices_per_host
     tensor = max(count for count in range(1, devices + 1) if _divides(model, count))
-    size = _DTYPE_BYTES[task.dtype]
+    size = DTYPE_BYTES[task.dtype]
     # Fewer key heads than devices are held by several.
     page_bytes = 2 * model.num_layers * max(model.num_kv_heads, tensor) * model.head_dim * size * _PAGE_TOKENS
-    weight_bytes = num_parameters(model) * size
+    held = HeldWeights(model=model, dtype=task.dtype, quantised=task.weights)
     memory = generation(slices.generation).hbm_bytes_per_device * tensor
-    most = int(memory * _MEMORY_SHARE - weight_bytes) // page_bytes
+    held.check("task.weights", hbm_bytes=memory, findings=findings)
+    most = int(memory * _MEMORY_SHARE - held.num_bytes) // page_bytes
     sequence = -(-task.max_length // _PAGE_TOKENS)
     if most < sequence:
-        _refuse(findings, weight_bytes + sequence * page_bytes, devices=tensor, slices=slices)
+        _refuse(findings, held.num_bytes + sequence * page_bytes, devices=tensor, slices=slices)
     elif tensor < devices:
         findings.notes.append(f"{tensor} of the {devices} devices of a host are used: the model divides over no more")
     pages = max(1, min(most, task.batch_rows * sequence))

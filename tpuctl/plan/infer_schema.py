@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tpuctl.plan.weights_schema import QuantisedDtype
+
 TaskKind = Literal["custom", "generate", "score", "classify", "embed"]
 OutputMode = Literal["resume", "error", "overwrite", "append"]
 BadRowRule = Literal["quarantine", "fail"]
@@ -90,6 +92,7 @@ class TaskPlan:
     the columns it gets, all that can be arrays if empty. Every batch it sees has ``batch_rows`` rows. The other fields
     are of tasks on text: ``text_column`` and what follows; ``max_length`` in tokens, ``None`` for the model's own.
     ``text_column`` is None where ``prompt`` says of what the text is made. ``sampling`` is a generate task's alone.
+    ``weights`` is what a decoder's matrices are quantised to, ``None`` for ``dtype``.
     """
 
     kind: TaskKind
@@ -104,6 +107,7 @@ class TaskPlan:
     choices: tuple[str, ...]
     choices_column: str | None
     dtype: InferDtype
+    weights: QuantisedDtype | None
     pooling: PoolingKind
     normalise: bool
     prompt: PromptPlan | None

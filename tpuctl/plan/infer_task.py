@@ -23,6 +23,8 @@ def plan_task(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> Tas
     custom = task.kind == "custom"
     _check_function(recipe, findings)
     _check_choices(recipe, findings)
+    if task.weights is not None and task.kind not in _LANGUAGE:
+        findings.refuse("task.weights", f"a task of kind {task.kind!r} has no decoder to quantise", "leave it out")
     prompt = _prompt(recipe, here=here, findings=findings)
     plan = TaskPlan(
         kind=task.kind,
@@ -37,6 +39,7 @@ def plan_task(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> Tas
         choices=task.choices,
         choices_column=task.choices_column,
         dtype=task.dtype,
+        weights=task.weights,
         pooling=task.pooling,
         normalise=task.normalise,
         prompt=prompt,

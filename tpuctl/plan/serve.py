@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from tpuctl import __version__
 from tpuctl.builtin_models import BUILTIN_DECODERS
-from tpuctl.modelspec import PRESETS, ModelSpec, num_parameters
+from tpuctl.modelspec import PRESETS, ModelSpec
 from tpuctl.plan.budget import gib
 from tpuctl.plan.endpoint import plan_endpoint
 from tpuctl.plan.environment import plan_job
+from tpuctl.plan.held import DTYPE_BYTES, HeldWeights
 from tpuctl.plan.here import Here
 from tpuctl.plan.lora import adapter_values, plan_served_adapters
 from tpuctl.plan.mesh import undivided
@@ -32,7 +33,6 @@ ENTRYPOINT = "tpuctl.entrypoints.serve"
 VLLM_ENTRYPOINT = "tpuctl.entrypoints.serve_vllm"
 DEFAULT_MAX_LENGTH = 2048
 _VOCAB_MULTIPLE = 128
-_DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
 
 
 def resolve_serving(
@@ -162,13 +162,15 @@ class _Memory:
         self._findings = findings
         self._devices = slices.total_devices
         self._max_positions = model.max_positions
-        size = _DTYPE_BYTES[self._table.dtype]
+        size = DTYPE_BYTES[self._table.dtype]
         # Fewer key heads than devices are held by several, but for all of them at once the pages are no smaller.
         heads = max(model.num_kv_heads, self._devices)
         self._page_bytes = 2 * model.num_layers * heads * model.head_dim * size * self._table.page_size
         beside = adapter_values(model, [adapter.lora for adapter in adapters], devices=self._devices)
-        self._weight_bytes = (num_parameters(model) + beside) * size
+        held = HeldWeights(model=model, dtype=self._table.dtype, quantised=self._table.weights)
+        self._weight_bytes = held.num_bytes + beside * size
         hbm_bytes = generation(slices.generation).hbm_bytes_per_device * self._devices
+        held.check("engine.weights", hbm_bytes=hbm_bytes, findings=findings)
         self._most_pages = int(hbm_bytes * self._table.memory_share - self._weight_bytes) // self._page_bytes
 
     def plan(self) -> EnginePlan:
@@ -182,6 +184,7 @@ class _Memory:
             self._findings.refuse("engine.max_step_tokens", message, f"use at least {table.max_sequences}")
         return EnginePlan(
             dtype=table.dtype,
+            weights=table.weights,
             max_length=max_length,
             max_sequences=table.max_sequences,
             max_step_tokens=table.max_step_tokens,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tpuctl.plan.infer_schema import PoolingKind
+from tpuctl.plan.weights_schema import QuantisedDtype
 
 ServeDtype = Literal["bfloat16", "float32"]
 ServeEngine = Literal["tpuctl", "vllm"]
@@ -30,9 +31,13 @@ class ServedCheckpointPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnginePlan:
-    """How much the engine holds. ``page_bytes`` is one KV page of all layers, over all devices."""
+    """How much the engine holds. ``page_bytes`` is one KV page of all layers, over all devices.
+
+    ``weights`` is what matrices are quantised to, ``None`` for ``dtype``.
+    """
 
     dtype: ServeDtype
+    weights: QuantisedDtype | None
     max_length: int
     max_sequences: int
     max_step_tokens: int

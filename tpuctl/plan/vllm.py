@@ -78,6 +78,9 @@ def check_handover(recipe: ServingRecipe, *, chips: int, findings: Findings) -> 
         findings.refuse("model.chat_template", "Ray Serve LLM does not hand it to vLLM", hint)
     if recipe.engine.num_pages is not None:
         findings.refuse("engine.num_pages", "vLLM on TPU counts its pages itself", "use engine.memory_share")
+    if recipe.engine.weights is not None:
+        hint = "use serve.engine_args.quantization"
+        findings.refuse("engine.weights", "vLLM quantises in ways of its own", hint)
     _check_args(engine_args(recipe), chips=chips, findings=findings)
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+QuantisedDtype = Literal["int8"]
+"""What matrices of attention and MLP may be kept as, each output channel with a scale of its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

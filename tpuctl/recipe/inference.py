@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tpuctl.plan.infer_schema import BadRowRule, InferDtype, OutputMode, PoolingKind, RaggedEnd, TaskKind, TooLongRule
+from tpuctl.plan.weights_schema import QuantisedDtype
 from tpuctl.recipe.settings import LARGEST_INT, setting
 
 
@@ -116,6 +117,14 @@ class TaskTable:
         also=("choice_column", "options_column", "endings"),
     )
     dtype: InferDtype = setting("bfloat16", doc="Numbers a decoder computes with; an encoder always has float32.")
+    weights: QuantisedDtype | None = setting(
+        None,
+        doc="A decoder's matrices quantised as they are loaded: int8 with a scale for each output channel, half of "
+        "bfloat16 to hold and to read.",
+        absent="in dtype",
+        example="int8",
+        also=("quantization", "quantisation", "quantize", "weight_dtype"),
+    )
     pooling: PoolingKind = setting("mean", doc="A text's vector: the mean over its tokens, or that of the first.")
     normalise: bool = setting(True, doc="Scale each vector to length 1.", also=("normalize",))
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tpuctl.plan.serve_schema import ServeDtype, ServeEngine
+from tpuctl.plan.weights_schema import QuantisedDtype
 from tpuctl.recipe.placement import SliceTable
 from tpuctl.recipe.settings import LARGEST_INT, setting
 
@@ -178,9 +179,17 @@ class ServeTable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineTable:
-    """How much the engine holds and batches. None of it changes what is answered, but for dtype."""
+    """How much the engine holds and batches. None of it changes what is answered, but for dtype and weights."""
 
     dtype: ServeDtype = setting("bfloat16", doc="Of weights, activations and KV pages.")
+    weights: QuantisedDtype | None = setting(
+        None,
+        doc="Matrices of attention and MLP, and a head of its own, quantised as they are loaded: int8 with a scale for "
+        "each output channel, half of bfloat16 to hold and to read. Products are still taken in dtype.",
+        absent="in dtype",
+        example="int8",
+        also=("quantization", "quantisation", "quantize", "weight_dtype"),
+    )
     max_length: int | None = setting(
         None,
         doc="Tokens of a sequence at most, prompt and answer.",
