@@ -97,6 +97,7 @@ def test_adapter_that_is_not_there_is_refused(shared: Engine, adapted: bool) -> 
     assert refused.value.param == "adapter"
 
 
+@pytest.mark.slow
 def test_tensor_parallel_gives_the_same_tokens() -> None:
     """On four devices each of the two key heads, and what stands beside it, is there twice."""
     asked = [(prompt, name) for prompt in prompts(2) for name in NAMES]
