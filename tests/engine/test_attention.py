@@ -71,7 +71,9 @@ def test_attention_over_pages_equals_softmax(
         k[0, at : at + count], v[0, at : at + count] = sequences[row][:, start:]
         for place in range(start):  # what earlier steps have written, in layer 1
             page = int(layout.tables[row, place // PAGE]) + SHAPE.num_pages
-            pages[page, :, place % PAGE] = np.concatenate(sequences[row][:, place])
+            key, value = sequences[row][:, place]
+            pages[page, :KV_HEADS].reshape(KV_HEADS, DIM, PAGE)[:, :, place % PAGE] = key
+            pages[page, KV_HEADS:].reshape(KV_HEADS, PAGE, DIM)[:, place % PAGE] = value
         at += count
     attention = PagedAttention(layout=layout, shape=SHAPE, kernel=kernel)  # type: ignore[arg-type]
     layer = LayerView(index=jnp.asarray(1), window=jnp.asarray(window), softcap=cap)
