@@ -13,7 +13,9 @@ from tests.fakes.model_folders import CONFIG, SPEC, llama_tensors, write_model
 from tests.fakes.tensor_files import write_shards, write_tensors
 from tpuctl.errors import WeightsError
 from tpuctl.mesh import create_mesh
+from tpuctl.model_folder import read_config
 from tpuctl.modelspec import ModelSpec
+from tpuctl.modelspec.huggingface import spec_from_config
 from tpuctl.nn.params import init_params, param_shardings
 from tpuctl.nn.weights import Loaded, load_params
 from tpuctl.plan.schema import MeshPlan
@@ -142,3 +144,22 @@ def test_known_prefixes_of_names_are_seen_through(prefix: str, tmp_path: Path) -
     beside = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(4, np.float32)}
     write_tensors(tmp_path / "model.safetensors", renamed | beside)
     np.testing.assert_array_equal(load(tmp_path).params["final_norm"]["scale"], tensors["model.norm.weight"])
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_experts_are_read_by_the_devices_that_hold_them(name: str) -> None:
+    folder = Path(__file__).parent / "references" / name
+    config = read_config(str(folder))
+    spec, family = spec_from_config(config), str(config["model_type"])
+
+    def loaded(**axes: int) -> Loaded:
+        mesh = create_mesh(MeshPlan(**{"slice": 1, "data": 1, "fsdp": 1, "expert": 1, "tensor": 1} | axes))
+        shardings = param_shardings(spec, mesh)
+        return load_params(spec, str(folder), family=family, shardings=shardings, dtype=np.float32)
+
+    whole, dealt = loaded(fsdp=8), loaded(fsdp=2, expert=2, tensor=2)
+    jax.tree.map(np.testing.assert_array_equal, dealt.params, whole.params)
+    assert dealt.bytes_read == whole.bytes_read
+    gate = dealt.params["layers"]["experts"]["gate"]
+    layers, experts, hidden, inner = gate.shape
+    assert {shard.data.shape for shard in gate.addressable_shards} == {(layers, experts // 2, hidden // 2, inner // 2)}
