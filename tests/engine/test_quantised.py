@@ -30,7 +30,7 @@ UNTIED = replace(SPEC, tied_embedding=False)
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4], [11], [7, 8, 9, 10]]
 
 
-@pytest.mark.parametrize("tensor", [1, pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("tensor", [1, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))])
 def test_greedy_tokens_are_those_of_the_dequantised_forward_pass(tensor: int) -> None:
     engine = tiny_engine(UNTIED, tensor=tensor, real_vocab=UNTIED.vocab_size, quantised="int8")
     outputs = run(engine, *(ask(prompt, name=str(i)) for i, prompt in enumerate(PROMPTS)))

@@ -13,6 +13,7 @@ import pytest
 
 from tests.fakes.model_folders import CONFIG, SPEC, write_model
 from tests.fakes.tiny_engine import tensor_mesh
+from tpuctl.engine.adapters import NONE
 from tpuctl.engine.options import EngineOptions
 from tpuctl.entrypoints.parity import plain_forward
 from tpuctl.entrypoints.serve_model import _drawn, ready_runner
@@ -58,9 +59,9 @@ def test_int8_weights_of_a_folder_are_on_all_devices_and_checked_against_themsel
         WIDE_SPEC, str(tmp_path), family="llama", shardings=param_shardings(WIDE_SPEC, one), dtype=np.float32
     ).params
     tokens = np.arange(12, dtype=np.int32)
-    exact = plain_forward(WIDE_SPEC, dequantised_tree(quantised_tree(plain), dtype=jnp.float32))(tokens)
-    np.testing.assert_allclose(forward(tokens), exact, rtol=1e-4, atol=1e-5)
-    assert np.abs(exact - plain_forward(WIDE_SPEC, plain)(tokens)).max() > 1e-3, "nothing was rounded"
+    exact = plain_forward(WIDE_SPEC, dequantised_tree(quantised_tree(plain), dtype=jnp.float32))(tokens, NONE)
+    np.testing.assert_allclose(forward(tokens, NONE), exact, rtol=1e-4, atol=1e-5)
+    assert np.abs(exact - plain_forward(WIDE_SPEC, plain)(tokens, NONE)).max() > 1e-3, "nothing was rounded"
 
 
 def test_int8_weights_drawn_at_random_are_those_of_the_seed(tmp_path: Path) -> None:
