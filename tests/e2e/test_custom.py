@@ -47,6 +47,7 @@ def test_run_shipped_recipe_calls_the_function_on_the_joined_slice(tpuctl: Comma
     assert "host 0 of 1: the devices add up to 6, expected 6" in done.out
 
 
+@pytest.mark.slow
 def test_run_command_gets_its_words_files_and_secrets_and_its_exit_code_decides(
     tpuctl: Command, tmp_path: Path
 ) -> None:

@@ -150,6 +150,7 @@ def _parts(gcs: GcsService, folder: str) -> dict[str, bytes]:
     return {name.partition("/")[2]: gcs.buckets.of(BUCKET)[name].data for name in names}
 
 
+@pytest.mark.slow
 def test_infer_of_fewer_rows_than_hosts_and_of_a_function_that_is_not_there(
     tpuctl: Command, recipe, folder: Path
 ) -> None:

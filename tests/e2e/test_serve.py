@@ -112,6 +112,7 @@ def test_endpoint_is_listed_measured_and_stopped(endpoint: Endpoint, tpuctl: Com
         httpx.get(f"{url}/health")
 
 
+@pytest.mark.slow
 def test_endpoint_that_can_not_be_made_says_why(tpuctl: Command) -> None:
     (tpuctl.cwd / "keys.toml").write_text(RECIPE.replace("port = 0", 'port = 0\napi_key_file = "no-such-file"'))
     failed = tpuctl("serve", "keys.toml")

@@ -139,6 +139,7 @@ def test_reader_process_loads_no_jax(stream: Stream, tmp_path: Path) -> None:
     assert set(reader.log.read_text().split()[1::2]) == {"jax-free"}
 
 
+@pytest.mark.slow
 def test_reader_that_is_killed_is_run_again_and_gives_the_same_rows(stream: Stream, tmp_path: Path) -> None:
     reader = _LoggedReader(stream, lanes=ROWS, cursor=start_cursor(len(ROWS)))
     reader.log = tmp_path / "blocks.log"

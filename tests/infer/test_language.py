@@ -152,7 +152,7 @@ def test_engine_that_fails_fails_those_who_wait() -> None:
         EngineLoop(engine).ask([Request(request_id="x", prompt=(1,))])
 
 
-@pytest.mark.parametrize("kind", ["generate", "score", "classify"])
+@pytest.mark.parametrize("kind", ["generate", "score", pytest.param("classify", marks=pytest.mark.slow)])
 def test_task_with_a_model_folder_runs_over_all_devices_and_a_job_is_finished(tmp_path, kind) -> None:
     write_model(tmp_path / "model")
     write_words(tmp_path / "model", CONFIG["vocab_size"])

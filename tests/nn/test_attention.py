@@ -117,7 +117,7 @@ def test_attend_of_padding_is_finite_also_in_bfloat16():
         (200, True, False, 2.0),
         pytest.param(200, False, False, 2.0, marks=pytest.mark.slow),
         pytest.param(50, True, False, None, marks=pytest.mark.slow),
-        (200, True, True, None),
+        pytest.param(200, True, True, None, marks=pytest.mark.slow),
     ],
 )
 def test_splash_in_interpret_mode_equals_the_reference(window, local, all_local, softcap, monkeypatch):
