@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.command import Command, Done
 from tests.fakes.model_folders import CONFIG, write_model
+from tests.fakes.tensor_files import write_tensors
 from tpuctl.runs.record import read_metrics
 from tpuctl.safetensors import read_tensor_file
 from tpuctl.text.bpe import train_bpe
@@ -26,7 +27,10 @@ SMALL = ("slice.topology=2x2", "train.global_batch=8", "train.sequence_length=12
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with a tokenizer and a chat template of its own."""
     folder = tmp_path_factory.mktemp("tiny-chat")
-    write_model(folder, config=CONFIG | {"bos_token_id": 0, "eos_token_id": 0})
+    tensors = write_model(folder, config=CONFIG | {"bos_token_id": 0, "eos_token_id": 0})
+    # Its head is frozen beneath adapters: with rows as small as they are drawn no logit could be moved far.
+    tensors["model.embed_tokens.weight"] *= 8
+    write_tensors(folder / "model.safetensors", tensors)
     sources = sorted((Path(__file__).parents[2] / "tpuctl" / "text").glob("*.py"))
     train_bpe((path.read_text() for path in sources), vocab_size=300, path=folder / "tokenizer.json")
     template = (RECIPES / "chat.jinja").read_text()
@@ -71,9 +75,7 @@ def test_lora_recipe_learns_resumes_bit_for_bit_and_exports_both_forms(
     resumed = train(tpuctl, "lora.toml", broken, *keys, "train.steps=40")
     assert "resuming from step 15" in resumed.out, resumed.everything
     found = losses(whole)
-    # The model's head is random, small and frozen: a tenth of a nat is about all that adapters can learn beneath it.
-    first, last = (sum(found[step] for step in steps) / 5 for steps in (range(1, 6), range(36, 41)))
-    assert last < first - 0.03, done.everything
+    assert found[40] < found[1] - 0.1, done.everything
     assert losses(broken) == found
 
     adapters = tensors(export(tpuctl, whole, tmp_path / "peft", "--format", "peft") / "adapter_model.safetensors")
