@@ -50,13 +50,11 @@ def _members(family: Family) -> dict[str, Any]:
 def _absent(family: Family, tables: dict[str, Table]) -> dict[str, Any]:
     """The tables and keys that there are not where there are members."""
     shared = family.shared_tables()
-    gone = {
-        name: [key for key in table.keys if key not in shared[name].keys]
-        for name, table in tables.items()
-        if name in shared
-    }
-    nested = {name: {"properties": dict.fromkeys(keys, False)} for name, keys in gone.items() if name and keys}
-    return {**dict.fromkeys(tables.keys() - shared.keys(), False), **nested}
+    absent: dict[str, Any] = dict.fromkeys(sorted(tables.keys() - shared.keys()), False)
+    for name in filter(None, shared):
+        if gone := tables[name].keys.keys() - shared[name].keys.keys():
+            absent[name] = {"properties": dict.fromkeys(sorted(gone), False)}
+    return absent
 
 
 def _object(table: Table, *, partial: bool = False) -> dict[str, Any]:
