@@ -65,7 +65,7 @@ def commented_recipe(kind: JobKind) -> str:
         parts.append(head + "\n".join(keys + maps))
     if (family := family_of(RECIPES[kind])) is not None:
         about = textwrap.fill(family.doc, _WIDTH, initial_indent="# ", subsequent_indent="# ")
-        parts.append(f"{about}\n# [{family.path('NAME')}]\n")
+        parts.append(f"{about}\n# [{family.path('NAME')}.model]\n")
     return "\n".join(parts)
 
 
@@ -97,9 +97,8 @@ def _section(table: Table, *, kind: str | None = None) -> str:
 def _family_section(family: Family, *, kind: str) -> str:
     at = family.path("NAME")
     head, *tables = family.tables_of("NAME").values()
-    rows = "\n".join(
-        f"| `[{table.name}]` | {_taken(family, table, table.name.removeprefix(f'{at}.'))} |" for table in tables
-    )
+    taken = {table.name: _taken(family, table, table.name.removeprefix(f"{at}.")) for table in tables}
+    rows = "\n".join(f"| `[{name}]` | {keys} |" for name, keys in taken.items())
     never = [f"`[{name}]`" for name in tables_of(family.root) if name not in family.shared_tables()]
     never += [f"`{key.path}`" for key in keys_of(family.root).values() if key.rules.sharing in ("each", "never")]
     note = f"With them there is no {', '.join(never)} at the top."
