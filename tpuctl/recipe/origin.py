@@ -79,6 +79,14 @@ class Findings:
         where, message = self.origin.where(path), self.origin.told(path, message)
         self.problems.append(Problem(where=where, message=message, hint=hint))
 
+    def take(self, error: RecipeError) -> None:
+        """Note the problems of an error, but for those that are noted already."""
+        for part in error.parts or (error,):
+            assert part.where is not None, "every problem of a recipe has a place"
+            problem = Problem(where=part.where, message=part.message, hint=part.hint)
+            if problem not in self.problems:
+                self.problems.append(problem)
+
     def settle(self) -> None:
         """Raise all problems as one error; nothing happens when there are none.
 
