@@ -62,12 +62,10 @@ def merged_notes(notes: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
 
 
 def _decoder(recipe: ServingRecipe, source: Source) -> ModelSource | None:
-    if isinstance(source, EncoderSource):
-        findings = Findings(origin=recipe.origin)
-        message = f"{source.uri} is an encoder, which is not served beside other models yet"
-        findings.refuse("model.source", message, "serve it by a recipe of its own")
-        findings.settle()
-    return source
+    if not isinstance(source, EncoderSource):
+        return source
+    message = f"{source.uri} is an encoder, which is not served beside other models"
+    raise RecipeError(message, hint="serve it by a recipe of its own", where=recipe.origin.where("model.source"))
 
 
 def _check_names(recipe: ServingRecipe, findings: Findings) -> None:

@@ -70,9 +70,8 @@ class Draft:
         family = family_of(self.root)
         if family is None or not self.members:
             return self._built(self.values, self.findings.origin)
-        made = {member: self._build_member(family, member) for member in self.members}
-        recipe = self._built(self.values, self.findings.origin)
-        return replace(recipe, **{family.name: made})
+        made: dict[str, Any] = {family.name: {name: self._build_member(family, name) for name in self.members}}
+        return replace(self._built(self.values, self.findings.origin), **made)
 
     def _build_member(self, family: Family, member: str) -> Recipe:
         at = family.path(member)
