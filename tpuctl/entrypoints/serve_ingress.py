@@ -46,7 +46,7 @@ class Ingress:
     def __init__(
         self, models: Sequence[Behind], *, limits: HttpOptions, read_metrics: Callable[[], Awaitable[bytes]]
     ) -> None:
-        self._models = models
+        self.models = models
         self._limits = limits
         self._read_metrics = read_metrics
         self._border = Border(limits, count=lambda path, status: None)
@@ -95,8 +95,8 @@ class Ingress:
             ApiError: It names none of several, or its body is none.
         """
         model = self._of_name.get(asks.model or "")
-        if model is not None or len(self._models) == 1:
-            return model or self._models[0]
+        if model is not None or len(self.models) == 1:
+            return model or self.models[0]
         self._border.key(request)  # who has none learns no names
         kind, _ = POSTS[path]
         named: str | None = parse_body(kind, call.body).model  # type: ignore[attr-defined]
