@@ -47,7 +47,9 @@ class Deployments:
         return list(serve.run_many(targets, wait_for_applications_running=False))
 
     def delete(self) -> None:
-        """Let answers under way end, and the replicas with them."""
+        """Let answers under way end, and the replicas with them: all at once."""
+        for app in self._plans:
+            serve.delete(app, _blocking=False)
         for app in self._plans:
             serve.delete(app)
 
