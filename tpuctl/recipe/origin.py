@@ -23,7 +23,7 @@ class Origin:
     own: frozenset[str] = frozenset()
 
     def where(self, path: str) -> Where:
-        """The place of a dotted key: its line, else its table's, else the file."""
+        """The place of a dotted key: its line, else that of the table around it, else the file."""
         path = self._written(path)
         if path in self.overridden:
             return Where(file="--set", key=path)
@@ -52,7 +52,10 @@ class Origin:
         return path in self.lines or path in self.overridden
 
     def _line(self, path: str) -> int | None:
+        """Where a key stands, else where its table begins; with dotted keys that is the first of them."""
         while path and path not in self.lines:
+            if beneath := [line for key, line in self.lines.items() if key.startswith(f"{path}.")]:
+                return min(beneath)
             path = path.rpartition(".")[0]
         return self.lines.get(path)
 
