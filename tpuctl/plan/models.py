@@ -30,9 +30,6 @@ def resolve_models(
     """
     findings = Findings(origin=recipe.origin)
     _check_names(recipe, findings)
-    for key in _KEY_LIMITS:
-        if getattr(recipe.serve, key) is not None:
-            findings.refuse(f"serve.{key}", "each model would count by itself", "leave it out, or serve one model")
     plans: list[ServingPlan] = []
     for name, one in recipe.models.items():
         try:
@@ -40,6 +37,7 @@ def resolve_models(
             plans.append(resolve_serving(one, environ=environ, here=here, source=source))
         except RecipeError as error:
             findings.take(error)
+    _check_key_limits(recipe, findings)
     findings.settle()
     first = plans[0]
     return ModelsPlan(
@@ -77,6 +75,12 @@ def _check_names(recipe: ServingRecipe, findings: Findings) -> None:
                 key = f"models.{name}.serve.adapters.{adapter}"
                 findings.refuse(key, f"is the name of {meant[adapter]} too", "give it another")
             meant.setdefault(adapter, f"an adapter of {name}")
+
+
+def _check_key_limits(recipe: ServingRecipe, findings: Findings) -> None:
+    for key in _KEY_LIMITS:
+        if getattr(recipe.serve, key) is not None and not findings.has(f"serve.{key}"):
+            findings.refuse(f"serve.{key}", "each model would count by itself", "leave it out, or serve one model")
 
 
 def _own(plan: ServingPlan) -> ServedModelPlan:
