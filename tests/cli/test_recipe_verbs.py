@@ -81,13 +81,15 @@ def test_check_tells_how_many_parameters_are_trained(capsys) -> None:
     [
         ("lora.toml", ["mesh.tensor=4", "slice.topology=2x2", 'lora.targets=["q_proj"]']),
         ("serve-quickstart.toml", []),
+        ("serve-models.toml", ["models.one.model.preset=none"]),
         ("infer-generate.toml", ["data.uri=builtin:python-help"]),
     ],
 )
 def test_check_contacts_no_bucket_and_says_what_it_did_not_look_at(recipe, more, capsys, monkeypatch) -> None:
     monkeypatch.setenv("TPUCTL_GCS_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     monkeypatch.setattr("tpuctl.storage._gcs", lambda: pytest.fail("a bucket was opened"))
-    keys = ["model.source=gs://models/mine", *more]
+    model = "models.one.model" if recipe == "serve-models.toml" else "model"
+    keys = [f"{model}.source=gs://models/mine", *more]
     assert run(["check", str(ROOT / "recipes" / recipe), *(word for key in keys for word in ("--set", key))]) == 0
     said = capsys.readouterr().err
     assert "gs://models/mine was not looked at" in said
