@@ -236,6 +236,18 @@ def test_list_of_models_and_what_else_concerns_all_of_them_needs_no_replica() ->
     assert given == [0, 0]
 
 
+def test_model_that_was_given_up_is_unavailable_at_once_and_the_other_answers() -> None:
+    async def ask() -> list[httpx.Response]:
+        ingress = ingress_of({"small": Handle(failing(lost())), "big": Handle(toy_replica(name="big"))})
+        ingress.given_up = frozenset({"small"})
+        async with client_of(ingress) as client:
+            return [await client.post("/v1/completions", json=BODY | {"model": name}) for name in ("small", "big")]
+
+    gone, answered_by_other = asyncio.run(ask())
+    assert (gone.status_code, answered_by_other.status_code) == (503, 200)
+    assert gone.headers["retry-after"]
+
+
 def test_who_has_no_key_learns_no_names() -> None:
     answers, _ = two_models(("POST", "/v1/completions", BODY), ("GET", "/v1/models", None), keys=Keys(["long-enough"]))
     assert [answer.status_code for answer in answers] == [401, 401]

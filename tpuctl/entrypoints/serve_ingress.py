@@ -41,7 +41,8 @@ class Behind:
 
 
 class Ingress:
-    """The front of all models. ``status`` is ``ready`` once each of them is."""
+    """The front of all models. ``status`` is ``ready`` once each of them is; nobody starts replicas of those that are
+    ``given_up``."""
 
     def __init__(
         self, models: Sequence[Behind], *, limits: HttpOptions, read_metrics: Callable[[], Awaitable[bytes]]
@@ -52,6 +53,7 @@ class Ingress:
         self._border = Border(limits, count=lambda path, status: None)
         self._of_name: Mapping[str, Behind] = {name: model for model in models for name in model.listed.names}
         self.status = "starting"
+        self.given_up: frozenset[str] = frozenset()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -80,6 +82,8 @@ class Ingress:
             call = _call(request.scope, body)
             asks = call.asks()
             model = self._asked(request, path, call, asks)
+            if model.listed.name in self.given_up:
+                raise unavailable(f"{model.listed.name} has failed too often and is not started again")
             await _unless_gone(request.receive, model.replicas.answer(call, send, prefix=asks.prefix))
         except ApiError as error:
             await Json(error.document(), status_code=error.status, headers=error.headers)(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from ray import serve
 
 from tpuctl import errors
 from tpuctl.entrypoints.serve_board import Board
-from tpuctl.entrypoints.serve_deployments import Deployments
+from tpuctl.entrypoints.serve_deployments import Deployments, Missing
 from tpuctl.entrypoints.serve_host import News, http_options, ready_event, server_options
 from tpuctl.entrypoints.serve_ingress import Behind, Ingress
 from tpuctl.entrypoints.serve_news import Teller
@@ -49,7 +49,7 @@ class ReplicatedEndpoint:
         self._deployments = Deployments(plans, job=job, board=self._board)
         self._teller = Teller(plans[0].run.directory)
         self._ready = False
-        self._given_up: set[str] = set()
+        self._given_up: frozenset[str] = frozenset()
         self._began = time.monotonic()
 
     def run(self, *, stop: Callable[[], bool]) -> None:
@@ -78,6 +78,7 @@ class ReplicatedEndpoint:
         try:
             while not (stop() or listening.done()):
                 ingress.status = await asyncio.to_thread(self._look)
+                ingress.given_up = self._given_up
                 await asyncio.sleep(_POLL_SECONDS)
         finally:
             server.should_exit = True
@@ -94,7 +95,7 @@ class ReplicatedEndpoint:
             raise _error(failures[0])
         self._tell_given_up({name: why.reason for name, why in missing.items() if why.for_good})
         if self._ready:
-            return f"a replica is being started: {', '.join(missing)}" if missing else "ready"
+            return _status(missing)
         if not missing:
             self._ready = True
             self._teller.tell_one(self._ready_event())
@@ -115,7 +116,7 @@ class ReplicatedEndpoint:
             raise JobFailedError(f"Ray Serve has given up on the replicas of {told}")
         if lost.keys() - self._given_up:
             self._teller.tell_one(event("note", text=f"Ray Serve has given up on the replicas of {told}"))
-        self._given_up = set(lost)
+        self._given_up = frozenset(lost)
 
     def _tell_board(self) -> list[Event]:
         """Tell what the replicas are at; why some of them failed."""
@@ -134,6 +135,15 @@ class ReplicatedEndpoint:
     async def _read_metrics(self) -> bytes:
         texts = await self._board.metrics.remote()
         return joined(texts)
+
+
+def _status(missing: Mapping[str, Missing]) -> str:
+    """How an endpoint is that has been ready."""
+    given_up = [name for name, why in missing.items() if why.for_good]
+    started = [name for name in missing if name not in given_up]
+    words = [f"a replica is being started: {', '.join(started)}"] * bool(started)
+    words += [f"given up: {', '.join(given_up)}"] * bool(given_up)
+    return "; ".join(words) or "ready"
 
 
 def _listed(plan: ServingPlan) -> Listed:
