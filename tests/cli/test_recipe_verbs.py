@@ -61,6 +61,20 @@ def test_check_of_every_shipped_recipe_is_ok(capsys, tmp_path, monkeypatch) -> N
         assert capsys.readouterr().out == f"{recipe}: ok\n"
 
 
+def test_plan_of_several_models_tells_of_each(capsys) -> None:
+    assert run(["plan", str(ROOT / "recipes" / "serve-models.toml"), "--set", "models.other.slice.topology=2x2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    said = [line for line in lines if line.startswith(("slice ", "serves ", "endpoint "))]
+    assert [line.split()[:3] for line in said] == [
+        ["slice", "one:", "v5e"],
+        ["slice", "other:", "v5e"],
+        ["serves", "one;", "1,024"],
+        ["serves", "other;", "1,024"],
+        ["endpoint", "127.0.0.1,", "port"],
+    ]
+    assert said[3].endswith("0 to 1 replica")
+
+
 def test_check_in_json_gives_notes(capsys) -> None:
     assert run(["check", SMOKE, "-o", "json", "--set", "slice.topology=2x4"]) == 0
     document = json.loads(capsys.readouterr().out)
