@@ -61,6 +61,20 @@ def test_check_of_every_shipped_recipe_is_ok(capsys, tmp_path, monkeypatch) -> N
         assert capsys.readouterr().out == f"{recipe}: ok\n"
 
 
+def test_plan_of_several_models_tells_of_each(capsys) -> None:
+    assert run(["plan", str(ROOT / "recipes" / "serve-models.toml"), "--set", "models.other.slice.topology=2x2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    said = [line for line in lines if line.startswith(("slice ", "serves ", "endpoint "))]
+    assert [line.split()[:3] for line in said] == [
+        ["slice", "one:", "v5e"],
+        ["slice", "other:", "v5e"],
+        ["serves", "one;", "1,024"],
+        ["serves", "other;", "1,024"],
+        ["endpoint", "127.0.0.1,", "port"],
+    ]
+    assert said[3].endswith("0 to 1 replica")
+
+
 def test_check_in_json_gives_notes(capsys) -> None:
     assert run(["check", SMOKE, "-o", "json", "--set", "slice.topology=2x4"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -81,13 +95,15 @@ def test_check_tells_how_many_parameters_are_trained(capsys) -> None:
     [
         ("lora.toml", ["mesh.tensor=4", "slice.topology=2x2", 'lora.targets=["q_proj"]']),
         ("serve-quickstart.toml", []),
+        ("serve-models.toml", ["models.one.model.preset=none"]),
         ("infer-generate.toml", ["data.uri=builtin:python-help"]),
     ],
 )
 def test_check_contacts_no_bucket_and_says_what_it_did_not_look_at(recipe, more, capsys, monkeypatch) -> None:
     monkeypatch.setenv("TPUCTL_GCS_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     monkeypatch.setattr("tpuctl.storage._gcs", lambda: pytest.fail("a bucket was opened"))
-    keys = ["model.source=gs://models/mine", *more]
+    model = "models.one.model" if recipe == "serve-models.toml" else "model"
+    keys = [f"{model}.source=gs://models/mine", *more]
     assert run(["check", str(ROOT / "recipes" / recipe), *(word for key in keys for word in ("--set", key))]) == 0
     said = capsys.readouterr().err
     assert "gs://models/mine was not looked at" in said

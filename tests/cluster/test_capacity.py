@@ -124,14 +124,36 @@ def test_why_not_host_without_slice_name_points_to_tpu_name() -> None:
 
 def test_find_takes_the_intact_idle_slice_among_others() -> None:
     busy = a_slice("slice-a", hosts=(host(0, holders=("job x",)), host(1), host(2), host(3)))
-    assert [view.name for view in find([busy, a_slice("slice-b")], WANT).slices] == ["slice-b"]
+    assert [view.name for view in find([busy, a_slice("slice-b")], {"": WANT})[""]] == ["slice-b"]
 
 
 def test_find_two_slices_needs_two_and_counts_what_it_found() -> None:
     two = replace(WANT, slices=2)
-    assert len(find([a_slice("a"), a_slice("b"), a_slice("c")], two).slices) == 2
+    assert len(find([a_slice("a"), a_slice("b"), a_slice("c")], {"": two})[""]) == 2
     with pytest.raises(CapacityError, match=r"v6e 4x4 \(found 1 of 2\)"):
-        find([a_slice("a"), a_slice("b", hosts=(host(0),))], two)
+        find([a_slice("a"), a_slice("b", hosts=(host(0),))], {"": two})
+
+
+def test_find_for_several_gives_each_its_own_and_says_who_lacks_which() -> None:
+    small_slice = replace(WANT, topology="2x2", pod_type="v6e-4", hosts=1, chips=4)
+    wants = {"small": small_slice, "big": WANT, "more": small_slice}
+    small = [a_slice(name, topology="2x2", pod_type="v6e-4", hosts=(host(0),)) for name in ("s", "t")]
+    found = find([a_slice("a"), *small], wants)
+    assert {name: [view.name for view in views] for name, views in found.items()} == {
+        "small": ["s"],
+        "big": ["a"],
+        "more": ["t"],
+    }
+    with pytest.raises(CapacityError) as error:
+        find([*small[:1], a_slice("a", hosts=(host(0),))], wants)
+    assert error.value.message.splitlines() == [
+        "no intact, idle slice of v6e 4x4 for big:",
+        "  s: topology 2x2 ≠ 4x4; pod type v6e-4 ≠ v6e-16",
+        "  a: 1 of 4 hosts alive (worker 1 missing; worker 2 missing; worker 3 missing)",
+        "no intact, idle slice of v6e 2x2 for more:",
+        "  s: for small",
+        "  a: topology 4x4 ≠ 2x2; pod type v6e-16 ≠ v6e-4",
+    ]
 
 
 def test_find_nothing_lists_every_candidate_with_its_reason() -> None:
@@ -141,7 +163,7 @@ def test_find_nothing_lists_every_candidate_with_its_reason() -> None:
         a_slice("taken", hosts=tuple(host(n, holders=("job j",)) for n in range(4))),
     ]
     with pytest.raises(CapacityError) as caught:
-        find(views, WANT)
+        find(views, {"": WANT})
     assert caught.value.message.splitlines() == [
         "no intact, idle slice of v6e 4x4:",
         "  small: topology 2x2 ≠ 4x4; pod type v6e-4 ≠ v6e-16",
@@ -153,7 +175,7 @@ def test_find_nothing_lists_every_candidate_with_its_reason() -> None:
 
 def test_find_in_an_empty_cluster_says_so() -> None:
     with pytest.raises(CapacityError, match="the cluster has no TPU slice"):
-        find([], WANT)
+        find([], {"": WANT})
 
 
 def test_why_none_of_fitting_slices_only_is_empty() -> None:

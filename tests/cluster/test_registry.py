@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.shapes import ONE_HOST
+from tests.fakes.shapes import ONE_HOST, TWO_HOSTS
 from tpuctl.cluster.registry import Cluster, HostMark, ProcessMark, Registry, state_dir
 from tpuctl.cluster.shape import NodeSize
 from tpuctl.errors import ClusterError, UsageError
@@ -32,8 +32,11 @@ def test_load_gives_what_was_saved(tmp_path: Path) -> None:
     registry = Registry(tmp_path / "clusters")
     registry.save(CLUSTER)
     registry.save(replace(CLUSTER, name="unborn", keeper=None, hosts=()))
-    assert registry.names() == ["one", "unborn"]
+    mixed = replace(CLUSTER, name="mixed", shape=replace(ONE_HOST, beside=(TWO_HOSTS,)))
+    registry.save(mixed)
+    assert registry.names() == ["mixed", "one", "unborn"]
     assert registry.load("one") == CLUSTER
+    assert registry.load("mixed") == mixed
     assert registry.load("unborn") == replace(CLUSTER, name="unborn", keeper=None, hosts=())
 
 

@@ -68,3 +68,26 @@ def test_covers_takes_fewer_equal_slices_and_nothing_else() -> None:
     assert not TWO_HOSTS.covers(two)
     assert not two.covers(replace(TWO_HOSTS, topology="2x2x4"))
     assert not ONE_HOST.covers(replace(ONE_HOST, devices_per_host=1))
+
+
+def test_shape_of_several_kinds_of_slices_counts_equal_ones_together() -> None:
+    shape = SimulatedShape.of([replace(a_plan().slice, slices=2), resolve_slice("v4", "2x2x2").shape, a_plan().slice])
+    assert [part.slices for part in shape.parts] == [3, 1]
+    assert shape.total_hosts == 3 * a_plan().slice.hosts + 2
+    assert [spec.slice_name for spec in host_specs(shape)] == ["sim-0", "sim-1", "sim-2", "sim-3", "sim-3"]
+    assert host_specs(shape)[-1].environment["TPU_TOPOLOGY"] == "2x2x2"
+
+
+def test_mixed_shape_covers_its_parts_and_no_more_of_them() -> None:
+    mixed = replace(ONE_HOST, beside=(TWO_HOSTS,))
+    assert mixed.name == "v6e-2x2_v4-2x2x2"
+    assert str(mixed) == f"{ONE_HOST} and {TWO_HOSTS}"
+    assert all(mixed.covers(part) for part in (ONE_HOST, TWO_HOSTS, mixed, replace(TWO_HOSTS, beside=(ONE_HOST,))))
+    assert not mixed.covers(replace(ONE_HOST, beside=(replace(TWO_HOSTS, slices=2),)))
+    assert not ONE_HOST.covers(mixed)
+
+
+def test_name_of_many_shapes_is_one_that_a_cluster_may_have() -> None:
+    many = replace(ONE_HOST, beside=tuple(replace(TWO_HOSTS, topology=f"2x2x{2 * count}") for count in range(1, 6)))
+    assert len(many.name) <= 41
+    assert many.name != replace(many, slices=2).name

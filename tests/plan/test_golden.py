@@ -11,7 +11,7 @@ import pytest
 
 from tpuctl.plan.resolve import resolve
 from tpuctl.plan.schema import plan_dumps
-from tpuctl.plan.source import read_source
+from tpuctl.plan.source import find_source
 from tpuctl.recipe.load import load_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +20,7 @@ RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
 
 def golden_text(recipe: Path) -> str:
     loaded = load_recipe(recipe)
-    return plan_dumps(resolve(loaded, environ={}, cwd="/work", source=read_source(loaded, environ={}, cwd="/work")))
+    return plan_dumps(resolve(loaded, environ={}, cwd="/work", source=find_source(loaded, environ={}, cwd="/work")))
 
 
 def golden_path(recipe: Path) -> Path:

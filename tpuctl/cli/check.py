@@ -32,18 +32,24 @@ def check(recipe: RecipeArgument, set_: SetOption = None, output: OutputOption =
 
 
 def _unseen(plan: Plan) -> list[str]:
-    """A note for a model folder that was not looked at, since it is in a bucket."""
-    from tpuctl.plan.schema import InferencePlan, ServingPlan, TrainingPlan
+    """A note for each model folder that was not looked at, since it is in a bucket."""
+    from tpuctl.plan.schema import ModelsPlan
     from tpuctl.storage import is_gcs
 
+    plans = [plan.plan_of(model) for model in plan.models] if isinstance(plan, ModelsPlan) else [plan]
+    unseen = dict.fromkeys(uri for uri in map(_model_place, plans) if is_gcs(uri))
+    why = "`tpuctl plan` holds the recipe against its model: sizes, tokenizer, memory"
+    return [f"{uri} was not looked at; {why}" for uri in unseen]
+
+
+def _model_place(plan: Plan) -> str:
+    from tpuctl.plan.schema import InferencePlan, ServingPlan, TrainingPlan
+
+    if isinstance(plan, ServingPlan) and plan.checkpoint:
+        return plan.checkpoint.run
     if isinstance(plan, TrainingPlan | ServingPlan):
-        uri = plan.weights.uri if plan.weights else ""
-        uri = plan.checkpoint.run if isinstance(plan, ServingPlan) and plan.checkpoint else uri
-    else:
-        uri = plan.model.uri if isinstance(plan, InferencePlan) and plan.model else ""
-    if not is_gcs(uri):
-        return []
-    return [f"{uri} was not looked at; `tpuctl plan` holds the recipe against its model: sizes, tokenizer, memory"]
+        return plan.weights.uri if plan.weights else ""
+    return plan.model.uri if isinstance(plan, InferencePlan) and plan.model else ""
 
 
 def _learned(plan: Plan) -> dict[str, int]:

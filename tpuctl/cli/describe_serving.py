@@ -5,13 +5,27 @@ from __future__ import annotations
 from tpuctl.cli.console import counted
 from tpuctl.modelspec import num_parameters
 from tpuctl.plan.budget import gib
-from tpuctl.plan.schema import EmbeddingPlan, ServingPlan
-from tpuctl.plan.serve_schema import EndpointPlan
+from tpuctl.plan.schema import EmbeddingPlan, ModelsPlan, ServingPlan
+from tpuctl.plan.serve_schema import AddressPlan, EndpointPlan
 from tpuctl.plan.weights_schema import ServedAdapterPlan
 
 
 def describe_serving(plan: ServingPlan) -> list[tuple[str, str]]:
     """The parts of an endpoint."""
+    handed = [("handed to", "vLLM by Ray Serve LLM; `tpuctl serve config` prints how")] if plan.handover else []
+    named = f"{plan.endpoint.name} at {_address(plan.endpoint)}; {_limits(plan.endpoint)}"
+    return [*_model(plan), ("endpoint", named), *handed]
+
+
+def describe_models(plan: ModelsPlan) -> list[tuple[str, str]]:
+    """The parts of an endpoint of several models, one model after the other."""
+    lines: list[tuple[str, str]] = []
+    for one in map(plan.plan_of, plan.models):
+        lines += [("serves", f"{one.endpoint.name}; {_limits(one.endpoint)}"), *_model(one)]
+    return [*lines, ("endpoint", _address(plan.address))]
+
+
+def _model(plan: ServingPlan) -> list[tuple[str, str]]:
     engine, model = plan.engine, plan.model
     heads = f"{model.num_heads}/{model.num_kv_heads} heads × {model.head_dim}"
     size = f"{num_parameters(model):,} parameters"
@@ -25,8 +39,6 @@ def describe_serving(plan: ServingPlan) -> list[tuple[str, str]]:
         ("text", f"tokenizer {plan.text.tokenizer}; chat template {plan.text.chat_template or 'the tokenizer’s'}"),
         ("engine", f"{counted(engine.max_sequences, 'sequence')} of at most {engine.max_length:,} tokens; {pages}"),
         ("seed", str(engine.seed)),
-        ("endpoint", _endpoint(plan.endpoint)),
-        *([("handed to", "vLLM by Ray Serve LLM; `tpuctl serve config` prints how")] if plan.handover else []),
     ]
 
 
@@ -56,16 +68,20 @@ def describe_embedding(plan: EmbeddingPlan) -> list[tuple[str, str]]:
     return [
         ("model", f"{encoder.uri}: {encoder.parameters:,} parameters, an encoder"),
         ("vectors", f"{pooled}; {batches}"),
-        ("endpoint", _endpoint(plan.endpoint)),
+        ("endpoint", f"{plan.endpoint.name} at {_address(plan.endpoint)}; {_limits(plan.endpoint)}"),
     ]
 
 
-def _endpoint(endpoint: EndpointPlan) -> str:
-    port = endpoint.port or "any free port"
-    keys = "open to all who reach it" if endpoint.is_open else "with API keys"
+def _address(address: AddressPlan) -> str:
+    port = address.port or "any free port"
+    keys = "open to all who reach it" if address.is_open else "with API keys"
+    scheme = "HTTP" if address.tls_cert is None else "HTTPS"
+    return f"{address.host}, port {port} ({scheme}), {keys}"
+
+
+def _limits(endpoint: EndpointPlan) -> str:
     limits = f"{endpoint.max_waiting:,} may wait, at most {endpoint.timeout_seconds:g} s an answer"
-    if endpoint.is_replicated:
-        few = "" if endpoint.min_replicas == endpoint.max_replicas else f"{endpoint.min_replicas} to "
-        limits += f"; {few}{counted(endpoint.max_replicas, 'replica')}"
-    scheme = "HTTP" if endpoint.tls_cert is None else "HTTPS"
-    return f"{endpoint.name} at {endpoint.host}, port {port} ({scheme}), {keys}; {limits}"
+    if not endpoint.is_replicated:
+        return limits
+    few = "" if endpoint.min_replicas == endpoint.max_replicas else f"{endpoint.min_replicas} to "
+    return f"{limits}; {few}{counted(endpoint.max_replicas, 'replica')}"

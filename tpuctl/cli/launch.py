@@ -78,7 +78,7 @@ def launch_and_follow(launching: Launching) -> ExitCode:
 
 
 def wait_for_slice(reached: Reached, plan: Plan, *, seconds: float) -> None:
-    """Return once the cluster has the plan's slices intact and idle; say why not whenever the reason changes.
+    """Return once the cluster has all of the plan's slices intact and idle; say why not whenever the reason changes.
 
     Raises:
         CapacityError: not within ``seconds``; the message lists every candidate slice and why not.
@@ -89,7 +89,7 @@ def wait_for_slice(reached: Reached, plan: Plan, *, seconds: float) -> None:
     until, said = time.monotonic() + seconds, ""
     while True:
         try:
-            find(slices(reached.connection), plan.slice)
+            find(slices(reached.connection), plan.reserves)
             return
         except CapacityError as error:
             if time.monotonic() >= until:

@@ -16,7 +16,7 @@ from tpuctl.errors import UsageError
 if TYPE_CHECKING:
     from tpuctl.plan.custom_schema import WorkPlan
     from tpuctl.plan.infer_schema import SamplingPlan, TaskPlan
-    from tpuctl.plan.schema import InferencePlan, Plan, TrainingPlan
+    from tpuctl.plan.schema import InferencePlan, Plan, SlicePlan, TrainingPlan
     from tpuctl.recipe.schema import Recipe
 
 
@@ -51,11 +51,10 @@ def resolve_here(recipe: Recipe, *, buckets: bool = True) -> Plan:
     """
     from tpuctl.plan.onsite import look_here
     from tpuctl.plan.resolve import resolve
-    from tpuctl.plan.source import read_source, unseen_source
+    from tpuctl.plan.source import find_source
 
     cwd = current_directory()
-    unseen = None if buckets else unseen_source(recipe, environ=os.environ, cwd=cwd)
-    source = unseen or read_source(recipe, environ=os.environ, cwd=cwd, buckets=buckets)
+    source = find_source(recipe, environ=os.environ, cwd=cwd, buckets=buckets)
     plan = resolve(recipe, environ=os.environ, cwd=cwd, source=source)
     return look_here(plan, recipe, home=os.environ.get("HOME"), buckets=buckets)
 
@@ -74,10 +73,11 @@ def current_directory() -> Path:
 
 def describe(plan: Plan) -> str:
     """A masked plan for people, one line per part."""
-    from tpuctl.cli.describe_serving import describe_embedding, describe_serving
-    from tpuctl.plan.schema import CustomPlan, EmbeddingPlan, InferencePlan, ServingPlan, TrainingPlan
+    from tpuctl.cli.describe_serving import describe_embedding, describe_models, describe_serving
+    from tpuctl.plan.schema import CustomPlan, EmbeddingPlan, InferencePlan, ModelsPlan, ServingPlan, TrainingPlan
 
-    lines = [("run", f"{plan.run.name} in {plan.run.directory}"), ("slice", _slice(plan))]
+    lines = [("run", f"{plan.run.name} in {plan.run.directory}")]
+    lines += [("slice", f"{f'{name}: ' * bool(name)}{_slice(slices)}") for name, slices in plan.reserves.items()]
     if isinstance(plan, TrainingPlan):
         lines += _training(plan)
     if isinstance(plan, CustomPlan):
@@ -88,6 +88,8 @@ def describe(plan: Plan) -> str:
         lines += describe_serving(plan)
     if isinstance(plan, EmbeddingPlan):
         lines += describe_embedding(plan)
+    if isinstance(plan, ModelsPlan):
+        lines += describe_models(plan)
     lines.append(("job", _job(plan)))
     if isinstance(plan, TrainingPlan):
         lines.append(("memory", _memory(plan)))
@@ -176,8 +178,7 @@ def _training(plan: TrainingPlan) -> list[tuple[str, str]]:
     ]
 
 
-def _slice(plan: Plan) -> str:
-    slices = plan.slice
+def _slice(slices: SlicePlan) -> str:
     several = slices.slices > 1
     count = f"{slices.slices} slices of " if several else ""
     chips = console.counted(slices.chips_per_host, "chip")

@@ -36,10 +36,11 @@ def reach_for(plan: Plan, *, flag: str | None, recipe_address: str | None) -> It
     from tpuctl.cluster.shape import SimulatedShape
     from tpuctl.cluster.simulated import running
 
-    found = running(SimulatedShape.from_slice(plan.slice))
+    shape = SimulatedShape.of(list(plan.reserves.values()))
+    found = running(shape)
     target = choose(flag, recipe=recipe_address, running=found)
     if target.address is None:
-        found = _start_simulated(SimulatedShape.from_slice(plan.slice))
+        found = _start_simulated(shape)
         address = found.address
     else:
         console.say(f"cluster: {target}")

@@ -7,7 +7,7 @@ idle, and its reservation goes by pod type and head alone, so the judging is don
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -72,28 +72,39 @@ class SliceView:
         return any(host.simulated for host in (*self.hosts, *self.dead))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
-    """The slices a job would get."""
-
-    slices: tuple[SliceView, ...]
-
-
-def find(views: Sequence[SliceView], want: SlicePlan) -> Choice:
-    """Idle, intact slices for all that ``want`` asks for.
+def find(views: Sequence[SliceView], wants: Mapping[str, SlicePlan]) -> dict[str, tuple[SliceView, ...]]:
+    """Idle, intact slices for all that ``wants`` asks for at once, by what wants them (under no name: all of a job).
 
     Raises:
-        CapacityError: there are not enough; the message lists every candidate and why it is none.
+        CapacityError: there are not enough; the message says for whom, with every candidate and why it is none.
     """
-    fitting = [view for view in views if not why_not(view, want)]
-    if len(fitting) < want.slices:
-        found = f" (found {len(fitting)} of {want.slices})" if want.slices > 1 else ""
-        lines = why_none(views, want) or ["the cluster has no TPU slice"]
-        raise CapacityError(
-            "\n  ".join([f"no intact, idle slice of {want.generation} {want.topology}{found}:", *lines]),
-            hint="`tpuctl cluster status` shows every slice",
-        )
-    return Choice(slices=tuple(fitting[: want.slices]))
+    free, found, short = list(views), dict[str, tuple[SliceView, ...]](), list[str]()
+    for name, want in wants.items():
+        fitting = [view for view in free if not why_not(view, want)][: want.slices]
+        free = [view for view in free if view not in fitting]
+        found[name] = tuple(fitting)
+        if len(fitting) < want.slices:
+            short.append(_shortage(views, want, name=name, found=found))
+    if short:
+        raise CapacityError("\n".join(short), hint="`tpuctl cluster status` shows every slice")
+    return found
+
+
+def _shortage(
+    views: Sequence[SliceView], want: SlicePlan, *, name: str, found: Mapping[str, Sequence[SliceView]]
+) -> str:
+    """Why there are not enough for ``name``: what others of the same job have taken is not there for it."""
+    count = f" (found {len(found[name])} of {want.slices})" if want.slices > 1 else ""
+    taken = [
+        f"{view.name}: for {other}"
+        for other, theirs in found.items()
+        if other != name
+        for view in theirs
+        if not why_not(view, want)
+    ]
+    lines = [*taken, *why_none(views, want)] or ["the cluster has no TPU slice"]
+    whose = f" for {name}" if name else ""
+    return "\n  ".join([f"no intact, idle slice of {want.generation} {want.topology}{whose}{count}:", *lines])
 
 
 def why_none(views: Sequence[SliceView], want: SlicePlan) -> list[str]:

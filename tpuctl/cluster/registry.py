@@ -167,9 +167,14 @@ def _decode(document: dict[str, Any], path: Path) -> Cluster:
     return Cluster(
         **{
             **document,
-            "shape": SimulatedShape(**document["shape"]),
+            "shape": _shape(document["shape"]),
             "size": NodeSize(**document["size"]),
             "keeper": None if keeper is None else ProcessMark(**keeper),
             "hosts": tuple(HostMark(**{**host, "raylet": ProcessMark(**host["raylet"])}) for host in hosts),
         }
     )
+
+
+def _shape(document: dict[str, Any]) -> SimulatedShape:
+    beside = tuple(_shape(part) for part in document.get("beside", ()))
+    return SimulatedShape(**{**document, "beside": beside})

@@ -15,11 +15,14 @@ from typing import Any
 from ray import serve
 from ray.exceptions import RayActorError
 
+from tpuctl.entrypoints.serve_board import ReplicaFigures
 from tpuctl.entrypoints.serve_call import Call, Message, answered
 from tpuctl.entrypoints.serve_host import http_options, server_options
 from tpuctl.errors import HostLostError, TpuctlError
 from tpuctl.plan.schema import ServingPlan, plan_from_json
 from tpuctl.runs.events import event
+from tpuctl.serve.embedding import Embedding
+from tpuctl.serve.generation import Serving
 from tpuctl.serve.http import Front
 from tpuctl.serve.server import begin_serving
 
@@ -42,17 +45,18 @@ class Replica:
         self._app = self._front.app()
 
         def tell(phase: str, **fields: Any) -> None:
-            board.put.remote(event("phase", phase=phase, replica=self._name, **fields))
+            board.put.remote(event("phase", phase=phase, replica=self._name, model=plan.endpoint.name, **fields))
 
         self._model = GangModel(plan, tell=tell)  # kept, since the slice is held as long as it is
         try:
             loaded = await asyncio.to_thread(self._model.load)
         except TpuctlError as error:
             self._model.close()
-            board.put.remote(event("failed", reason=error.message, hint=error.hint, error=type(error).__name__))
+            failed = {"reason": error.message, "hint": error.hint, "error": type(error).__name__}
+            board.put.remote(event("failed", model=plan.endpoint.name, **failed))
             raise
         self._bridge = begin_serving(self._front, loaded, server_options(plan))
-        board.put.remote(event("phase", phase="replica ready", replica=self._name, pid=os.getpid()))
+        tell("replica ready", pid=os.getpid())
 
     async def answer(self, call: Call, *, prefix: str) -> AsyncIterator[list[Message]]:
         """Answer a request; ``prefix`` has brought it here."""
@@ -71,6 +75,10 @@ class Replica:
             raise HostLostError("this replica has lost its slice")
         serving = self._front.serving
         try:
-            await self._board.put_figures.remote(self._name, {} if serving is None else serving.figures())
+            await self._board.put_figures.remote(self._name, None if serving is None else _figures(serving))
         except RayActorError:
             serve.delete(serve.get_replica_context().app_name, _blocking=False)
+
+
+def _figures(serving: Serving | Embedding) -> ReplicaFigures:
+    return ReplicaFigures(model=serving.served.name, figures=serving.figures(), metrics=serving.metrics.text())

@@ -3,7 +3,7 @@
 On a slice of one host one process holds the chips, runs the engine and answers HTTP. If it dies it is started again in
 the same reservation. On a slice of several hosts the driver itself answers and leads one process per host; if one dies,
 all are started again, on a slice that is reserved anew. Either as often as the plan allows; a failure with a reason
-ends the job at once. Replicas on several slices are Ray Serve's to start and to watch.
+ends the job at once. Replicas on several slices, of one model or of several, are Ray Serve's to start and to watch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tpuctl.entrypoints.serve_host import CALLS_AT_ONCE, News, ServeHost
 from tpuctl.entrypoints.serve_news import TELL_SECONDS, Teller
 from tpuctl.entrypoints.stopping import stop_watch
 from tpuctl.errors import JobFailedError
-from tpuctl.plan.schema import EmbeddingPlan, ServingPlan, plan_to_json
+from tpuctl.plan.schema import EmbeddingPlan, ModelsPlan, ServingPlan, plan_to_json
 
 if TYPE_CHECKING:
     from tpuctl.entrypoints.serve_gang import LeadHost
@@ -36,7 +36,7 @@ _POLL_SECONDS = 0.5
 _MARGIN_SECONDS = 10.0
 
 
-def main(plan: ServingPlan | EmbeddingPlan) -> int:
+def main(plan: ServingPlan | EmbeddingPlan | ModelsPlan) -> int:
     """Serve until told to stop; the job's exit code.
 
     Raises:
@@ -49,20 +49,26 @@ def main(plan: ServingPlan | EmbeddingPlan) -> int:
     return 0
 
 
-def _serve(plan: ServingPlan | EmbeddingPlan, job: str) -> None:
+def _serve(plan: ServingPlan | EmbeddingPlan | ModelsPlan, job: str) -> None:
     with stop_watch(job) as asked:
-        if isinstance(plan, EmbeddingPlan):
+        if isinstance(plan, ModelsPlan):
+            _serve_replicas([plan.plan_of(model) for model in plan.models], job=job, stop=asked)
+        elif isinstance(plan, EmbeddingPlan):
             _serve_on_one_host(plan, stop=asked)
         elif plan.endpoint.is_replicated:
-            # Not at the top, nor below: what one of the three ways needs takes seconds to import.
-            from tpuctl.entrypoints.serve_replicas import ReplicatedEndpoint
-
-            ReplicatedEndpoint(plan, job=job).run(stop=asked)
+            _serve_replicas([plan], job=job, stop=asked)
         elif plan.slice.hosts > 1:
             _lead(plan, stop=asked)
         else:
             _serve_on_one_host(plan, stop=asked)
     emit("stopped", reason="requested")
+
+
+def _serve_replicas(plans: list[ServingPlan], *, job: str, stop: Callable[[], bool]) -> None:
+    # Not at the top, nor below: what one of the three ways needs takes seconds to import.
+    from tpuctl.entrypoints.serve_replicas import ReplicatedEndpoint
+
+    ReplicatedEndpoint(plans, job=job).run(stop=stop)
 
 
 def _serve_on_one_host(plan: ServingPlan | EmbeddingPlan, *, stop: Callable[[], bool]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from tpuctl.entrypoints.serve_host import News
@@ -13,26 +14,44 @@ from tpuctl.runs.events import Event
 _FRESH_SECONDS = 5.0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaFigures:
+    """A replica of a model at one moment: its figures, and all that it counts as Prometheus' text."""
+
+    model: str
+    figures: dict[str, Any]
+    metrics: bytes
+
+
 class Board:
     """To be made a Ray actor, which ends with the driver."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
-        self._figures: dict[str, tuple[float, dict[str, Any]]] = {}
+        self._figures: dict[str, tuple[float, ReplicaFigures]] = {}
 
     def put(self, item: Event) -> None:
         """Write down an event."""
         self._events.append(item)
 
-    def put_figures(self, replica: str, figures: dict[str, Any]) -> None:
-        """Write down a replica's figures of this moment."""
-        self._figures[replica] = (time.monotonic(), figures)
+    def put_figures(self, replica: str, figures: ReplicaFigures | None) -> None:
+        """Write down a replica's figures of this moment, None as long as it has none."""
+        if figures is not None:
+            self._figures[replica] = (time.monotonic(), figures)
 
     def news(self, *, since: int) -> News:
         """All events but the first ``since``, and the figures of all replicas as one."""
-        earliest = time.monotonic() - _FRESH_SECONDS
-        fresh = [figures for at, figures in self._figures.values() if at > earliest and figures]
+        fresh = [told.figures for told in self._fresh().values()]
         return News(events=self._events[since:], figures=together(fresh) if fresh else None)
+
+    def metrics(self) -> list[tuple[dict[str, str], bytes]]:
+        """What each replica counts, with the labels that tell it from others."""
+        return [({"model_name": told.model, "replica": name}, told.metrics) for name, told in self._fresh().items()]
+
+    def _fresh(self) -> dict[str, ReplicaFigures]:
+        earliest = time.monotonic() - _FRESH_SECONDS
+        self._figures = {name: told for name, told in self._figures.items() if told[0] > earliest}
+        return {name: told for name, (_, told) in self._figures.items()}
 
 
 def together(figures: list[dict[str, Any]]) -> dict[str, Any]:

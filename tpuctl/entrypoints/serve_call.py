@@ -25,6 +25,14 @@ _MESSAGES_AHEAD = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Asks:
+    """The model that a request names, and what it has in common with those that begin alike: empty without a prompt."""
+
+    model: str | None = None
+    prefix: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
     """A request with its body."""
 
@@ -51,20 +59,19 @@ class Call:
             "server": None,
         }
 
-    def prefix(self) -> str:
-        """What requests that begin alike have in common; empty for those without a prompt."""
-        if self.method != "POST":
-            return ""
+    def asks(self) -> Asks:
+        """What its body says of where it should go. Nothing where it is no good body, which the app will say."""
         try:
             body = json.loads(self.body)
-            beginning = body.get("messages", body.get("prompt"))
+            model, beginning = body.get("model"), body.get("messages", body.get("prompt"))
         except (ValueError, AttributeError):
-            return ""  # the app will say what is wrong with it
+            return Asks()
+        named = model if isinstance(model, str) else None
         if not beginning:
-            return ""
+            return Asks(model=named)
         text = beginning if isinstance(beginning, str) else json.dumps(beginning)
-        model = str(body.get("model", ""))
-        return blake2b(f"{model}/{text[:PREFIX_CHARACTERS]}".encode(), digest_size=8).hexdigest()
+        digest = blake2b(f"{named or ''}/{text[:PREFIX_CHARACTERS]}".encode(), digest_size=8)
+        return Asks(model=named, prefix=digest.hexdigest())
 
 
 async def answered(app: App, call: Call) -> AsyncIterator[list[Message]]:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shlex
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,7 @@ class ServeHost:
         self._front.phase = "loading weights"
 
     def _tell_ready(self) -> None:
-        self._told.append(ready_event(self._plan, port=self._server.port, seconds=time.monotonic() - self._started))
+        self._told.append(ready_event([self._plan], port=self._server.port, seconds=time.monotonic() - self._started))
 
     def _load(self) -> Loaded | LoadedEncoder:
         # Not at the top: the driver imports this file too, and must not touch the chips.
@@ -84,12 +85,13 @@ class ServeHost:
         return load_model(self._plan, simulated=self._simulated, tell=self.tell)
 
 
-def ready_event(plan: ServingPlan | EmbeddingPlan, *, port: int, seconds: float) -> Event:
-    """The facts of an endpoint of this process that is ready."""
-    endpoint = plan.endpoint
+def ready_event(plans: Sequence[ServingPlan | EmbeddingPlan], *, port: int, seconds: float) -> Event:
+    """The facts of an endpoint of this process that is ready: that of all these plans, which have one address."""
+    endpoint = plans[0].endpoint
     scheme = "http" if endpoint.tls_cert is None else "https"
     url = f"{scheme}://{_address(endpoint)}:{port}"
-    return event("ready", url=url, model=endpoint.name, seconds=seconds, curl=_curl(url, plan))
+    names = [plan.endpoint.name for plan in plans]
+    return event("ready", url=url, model=", ".join(names), models=names, seconds=seconds, curl=_curl(url, plans[0]))
 
 
 def http_options(endpoint: EndpointPlan) -> HttpOptions:

@@ -89,7 +89,7 @@ def _watch(plan: ServingPlan, names: list[str], stop: Callable[[], bool], histor
         running = all(apps[name].status is ApplicationStatus.RUNNING for name in names)
         if running and not ready:
             ready = True
-            item = ready_event(plan, port=plan.endpoint.port, seconds=time.monotonic() - began)
+            item = ready_event([plan], port=plan.endpoint.port, seconds=time.monotonic() - began)
             emit_event(item)
             history.append([item])
         if not ready and time.monotonic() - began > seconds:

@@ -24,7 +24,7 @@ from ray.train.v2.jax import JaxTrainer
 from tpuctl.entrypoints.failures import ReasonedFailurePolicy, explain
 from tpuctl.entrypoints.gang import GangConfig
 from tpuctl.entrypoints.seats import is_simulated
-from tpuctl.plan.schema import Plan
+from tpuctl.plan.schema import UniformPlan
 from tpuctl.storage import is_gcs, join
 from tpuctl.storage.arrow import arrow_filesystem
 
@@ -48,7 +48,7 @@ class HostWork:
     joins: bool = True
 
 
-def run_on_hosts(plan: Plan, work: HostWork, *, attempt: int) -> Any:
+def run_on_hosts(plan: UniformPlan, work: HostWork, *, attempt: int) -> Any:
     """Do the work on every host of the plan's slices, with restarts as planned; the first host's result.
 
     Raises:
@@ -63,7 +63,7 @@ def run_on_hosts(plan: Plan, work: HostWork, *, attempt: int) -> Any:
         raise explain(error, start_timeout_seconds=plan.job.start_timeout_seconds) from error
 
 
-def _make_trainer(plan: Plan, work: HostWork, *, storage: str, simulated: bool) -> SliceTrainer:
+def _make_trainer(plan: UniformPlan, work: HostWork, *, storage: str, simulated: bool) -> SliceTrainer:
     """The trainer that does the work, or raises within the plan's time."""
     os.environ.update(_ENVIRONMENT)
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(plan.job.start_timeout_seconds)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from tpuctl.plan.apart import check_on_disk
 from tpuctl.plan.infer_model import fit_model
-from tpuctl.plan.schema import EmbeddingPlan, InferencePlan, Plan, ServingPlan
+from tpuctl.plan.models import merged_notes
+from tpuctl.plan.schema import EmbeddingPlan, InferencePlan, ModelsPlan, Plan, ServingPlan
 from tpuctl.plan.tokenizer import file_ids, is_tokenizer_file
 from tpuctl.recipe.origin import Findings, Origin
-from tpuctl.recipe.schema import InferenceRecipe, Recipe
+from tpuctl.recipe.schema import InferenceRecipe, Recipe, ServingRecipe
 from tpuctl.storage import is_gcs
 
 
@@ -31,12 +32,21 @@ def look_here(plan: Plan, recipe: Recipe, *, home: str | None, buckets: bool = T
         if plan.model is not None:
             _check_tokenizer("model.source", plan.model.uri, recipe.origin)
         return plan
+    if isinstance(plan, ModelsPlan) and isinstance(recipe, ServingRecipe):
+        alone = [plan.plan_of(model) for model in plan.models]
+        notes = {one.endpoint.name: _look(one, recipe.models[one.endpoint.name].origin) for one in alone}
+        return replace(plan, notes=(*plan.notes, *merged_notes(notes)))
+    if isinstance(plan, ServingPlan | EmbeddingPlan):
+        return replace(plan, notes=(*plan.notes, *_look(plan, recipe.origin)))
+    return plan
+
+
+def _look(plan: ServingPlan | EmbeddingPlan, origin: Origin) -> list[str]:
+    """Check the tokenizer of a served model, and tell which of its files are not here."""
     if isinstance(plan, ServingPlan) and not _is_of_run(plan):
         own = plan.weights is not None and plan.weights.uri == plan.text.tokenizer
-        _check_tokenizer("model.source" if own else "model.tokenizer", plan.text.tokenizer, recipe.origin)
-    if isinstance(plan, ServingPlan | EmbeddingPlan):
-        return replace(plan, notes=(*plan.notes, *_absent(plan)))
-    return plan
+        _check_tokenizer("model.source" if own else "model.tokenizer", plan.text.tokenizer, origin)
+    return _absent(plan)
 
 
 def _is_of_run(plan: ServingPlan) -> bool:

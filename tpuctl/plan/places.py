@@ -71,11 +71,12 @@ def check_shared_storage(plan: Plan, *, simulated: bool, origin: Origin | None =
     if isinstance(plan, InferencePlan):
         places["output.uri"] = ("output folder", plan.output.uri)
     local = [key for key, (_, place) in places.items() if "://" not in place]
-    if simulated or plan.run.shared or plan.slice.total_hosts == 1 or not local:
+    hosts = sum(slices.total_hosts for slices in plan.reserves.values())
+    if simulated or plan.run.shared or hosts == 1 or not local:
         return
     what, place = places[local[0]]
     raise RecipeError(
-        f"{what} {place} is local, but the {plan.slice.total_hosts} hosts of the job each have a disk of their own",
+        f"{what} {place} is local, but the {hosts} hosts of the job each have a disk of their own",
         hint="name a bucket (gs://bucket/path); or a file system that every host mounts at that path, with "
         "run.shared = true",
         where=origin.where(local[0]) if origin else None,

@@ -19,11 +19,12 @@ from tpuctl.plan.infer import resolve_inference
 from tpuctl.plan.lora import plan_lora
 from tpuctl.plan.mesh import plan_mesh
 from tpuctl.plan.model import ModelGround, plan_model, plan_tokenizer
+from tpuctl.plan.models import resolve_models
 from tpuctl.plan.places import plan_data, plan_run
 from tpuctl.plan.schema import BudgetPlan, CustomPlan, JobKind, Plan, TrainingPlan
 from tpuctl.plan.serve import resolve_serving
 from tpuctl.plan.slices import plan_slices
-from tpuctl.plan.source import ModelSource
+from tpuctl.plan.source import ModelSource, Source
 from tpuctl.plan.train_schema import CheckpointPlan, DataPlan, ExpectPlan, OptimPlan, TrainPlan
 from tpuctl.plan.weights_schema import WeightsPlan
 from tpuctl.recipe.custom import CustomJobTable
@@ -40,7 +41,7 @@ def resolve(
     *,
     environ: Mapping[str, str],
     cwd: os.PathLike[str] | str,
-    source: ModelSource | EncoderSource | None = None,
+    source: Source | Mapping[str, Source] = None,
 ) -> Plan:
     """What the recipe amounts to.
 
@@ -48,7 +49,7 @@ def resolve(
         recipe: As loaded.
         environ: The caller's environment: ``job.pass_env`` and ``~`` are looked up in it, nothing else.
         cwd: Where relative paths start, whatever directory the recipe lies in.
-        source: What ``source.read_source`` found where the recipe names a model folder.
+        source: What ``source.find_source`` found where the recipe names a model folder, or several.
 
     Raises:
         RecipeError: all rules that are broken, each with file, line, key and remedy.
@@ -59,11 +60,13 @@ def resolve(
     return plan
 
 
-def _resolve(
-    recipe: Recipe, *, environ: Mapping[str, str], here: Here, source: ModelSource | EncoderSource | None
-) -> Plan:
+def _resolve(recipe: Recipe, *, environ: Mapping[str, str], here: Here, source: Source | Mapping[str, Source]) -> Plan:
     if isinstance(recipe, InferenceRecipe):
         return resolve_inference(recipe, environ=environ, here=here)
+    if isinstance(recipe, ServingRecipe) and recipe.models:
+        assert source is None or isinstance(source, Mapping), "find_source gives one for each model"
+        return resolve_models(recipe, environ=environ, here=here, sources=source or {})
+    assert not isinstance(source, Mapping), "find_source gives several to no other"
     if isinstance(source, EncoderSource):
         assert isinstance(recipe, ServingRecipe), "read_source gives an encoder to no other"
         return resolve_embedding(recipe, environ=environ, here=here, source=source)

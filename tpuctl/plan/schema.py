@@ -15,7 +15,7 @@ from tpuctl.modelspec import ModelSpec
 from tpuctl.plan.custom_schema import WorkPlan
 from tpuctl.plan.decode import PlanFormatError, decode
 from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, ReplicaPlan, SourcePlan, TaskPlan
-from tpuctl.plan.serve_schema import EncoderPlan, EndpointPlan, EnginePlan, ServedCheckpointPlan, TextPlan
+from tpuctl.plan.serve_schema import AddressPlan, EncoderPlan, EndpointPlan, EnginePlan, ServedCheckpointPlan, TextPlan
 from tpuctl.plan.train_schema import CheckpointPlan, DataPlan, ExpectPlan, OptimPlan, TrainPlan
 from tpuctl.plan.weights_schema import LoraPlan, ServedAdapterPlan, WeightsPlan
 
@@ -123,13 +123,29 @@ class Plan:
     entrypoint: str
     tpuctl_version: str
     run: RunPlan
-    slice: SlicePlan
     job: JobPlan
     notes: tuple[str, ...] = field(default=())
 
+    @property
+    def reserves(self) -> dict[str, SlicePlan]:
+        """All slices that the job needs at once, by what needs them; under no name where all of it does."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingPlan(Plan):
+class UniformPlan(Plan):
+    """A job whose slices are all of one shape."""
+
+    slice: SlicePlan
+
+    @property
+    def reserves(self) -> dict[str, SlicePlan]:
+        """The slices, under no name."""
+        return {"": self.slice}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingPlan(UniformPlan):
     """A training run."""
 
     mesh: MeshPlan
@@ -145,14 +161,14 @@ class TrainingPlan(Plan):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CustomPlan(Plan):
+class CustomPlan(UniformPlan):
     """A command or function of the user's own, on every host of whole slices."""
 
     work: WorkPlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InferencePlan(Plan):
+class InferencePlan(UniformPlan):
     """Batch inference: the rows of a dataset through a task, into a folder of parts.
 
     ``replica`` is there once the folder of a language model has been looked at.
@@ -166,7 +182,7 @@ class InferencePlan(Plan):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ServingPlan(Plan):
+class ServingPlan(UniformPlan):
     """An endpoint: a model behind OpenAI's API. Without ``weights`` and ``checkpoint`` they are drawn from
     ``engine.seed``.
 
@@ -185,11 +201,62 @@ class ServingPlan(Plan):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EmbeddingPlan(Plan):
+class EmbeddingPlan(UniformPlan):
     """An endpoint of an encoder: texts to vectors behind OpenAI's API."""
 
     encoder: EncoderPlan
     endpoint: EndpointPlan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModelPlan:
+    """One of several models behind one address: what is its own of a ``ServingPlan`` and of its ``EndpointPlan``."""
+
+    name: str
+    slice: SlicePlan
+    mesh: MeshPlan
+    model: ModelSpec
+    weights: WeightsPlan | None
+    checkpoint: ServedCheckpointPlan | None
+    adapters: tuple[ServedAdapterPlan, ...]
+    text: TextPlan
+    engine: EnginePlan
+    max_waiting: int
+    min_replicas: int
+    max_replicas: int
+    idle_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelsPlan(Plan):
+    """Several models behind one address, each on slices of its own."""
+
+    address: AddressPlan
+    models: tuple[ServedModelPlan, ...]
+
+    @property
+    def reserves(self) -> dict[str, SlicePlan]:
+        """The slices of each model, under its name."""
+        return {model.name: model.slice for model in self.models}
+
+    def plan_of(self, model: ServedModelPlan) -> ServingPlan:
+        """The plan of one of the models, as if it were served alone."""
+        own = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
+        in_endpoint = {field.name for field in dataclasses.fields(EndpointPlan)}
+        endpoint = EndpointPlan(
+            **{field.name: getattr(self.address, field.name) for field in dataclasses.fields(AddressPlan)},
+            **{name: value for name, value in own.items() if name in in_endpoint},
+        )
+        return ServingPlan(
+            kind=self.kind,
+            entrypoint=self.entrypoint,
+            tpuctl_version=self.tpuctl_version,
+            run=self.run,
+            job=self.job,
+            endpoint=endpoint,
+            handover=None,
+            **{name: value for name, value in own.items() if name not in in_endpoint},
+        )
 
 
 PLANS: dict[JobKind, type[Plan]] = {
@@ -216,7 +283,8 @@ def plan_from_json(document: dict[str, Any]) -> Plan:
     fields = {key: value for key, value in document.items() if key != "schema"}
     if fields.get("kind") not in PLANS:
         raise PlanFormatError(f"plan.kind: expected one of {tuple(PLANS)}, got {fields.get('kind')!r}")
-    kind = EmbeddingPlan if "encoder" in fields else PLANS[fields["kind"]]
+    special = {"encoder": EmbeddingPlan, "models": ModelsPlan}
+    kind = next((special[name] for name in special if name in fields), PLANS[fields["kind"]])
     plan: Plan = decode(kind, fields, "plan")
     return plan
 

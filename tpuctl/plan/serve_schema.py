@@ -61,15 +61,13 @@ class EncoderPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EndpointPlan:
-    """Where the model is served, under which name, and to whom.
+class AddressPlan:
+    """Where requests arrive, and whose.
 
     ``api_key_env`` names a variable of the job that holds the keys, ``api_key_file`` a file on the host. The limits of
-    a key are each key's own. ``tls_cert`` and ``tls_key`` are files on the host, both or none. There are
-    ``min_replicas`` to ``max_replicas`` of the model, each on a slice of its own.
+    a key are each key's own. ``tls_cert`` and ``tls_key`` are files on the host, both or none.
     """
 
-    name: str
     host: str
     port: int
     api_key_file: str | None
@@ -78,18 +76,9 @@ class EndpointPlan:
     key_concurrent: int | None
     tls_cert: str | None
     tls_key: str | None
-    max_waiting: int
     max_body_bytes: int
     timeout_seconds: float
     drain_seconds: float
-    min_replicas: int
-    max_replicas: int
-    idle_seconds: float
-
-    @property
-    def is_replicated(self) -> bool:
-        """Whether replicas come and go: otherwise there is one, and nothing between it and its clients."""
-        return self.max_replicas > 1 or self.min_replicas < 1
 
     @property
     def is_open(self) -> bool:
@@ -100,3 +89,22 @@ class EndpointPlan:
     def is_local(self) -> bool:
         """Whether only its own machine reaches it."""
         return self.host in ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndpointPlan(AddressPlan):
+    """A model's endpoint: the address, and the name under which the model is served there.
+
+    There are ``min_replicas`` to ``max_replicas`` of it, each on a slice of its own.
+    """
+
+    name: str
+    max_waiting: int
+    min_replicas: int
+    max_replicas: int
+    idle_seconds: float
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether replicas come and go: otherwise there is one, and nothing between it and its clients."""
+        return self.max_replicas > 1 or self.min_replicas < 1

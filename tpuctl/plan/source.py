@@ -49,6 +49,8 @@ class ModelSource:
     adapters: tuple[ServedAdapterPlan, ...] = ()
 
 
+Source = ModelSource | EncoderSource | None
+
 # Stands for a model that is not looked at: nothing that depends on a model's sizes is refused with it.
 _UNSEEN = ModelSpec(
     name="unseen",
@@ -60,6 +62,32 @@ _UNSEEN = ModelSpec(
     head_dim=2,
     mlp_size=1024,
 )
+
+
+def find_source(
+    recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str] | str, buckets: bool = True
+) -> Source | dict[str, Source]:
+    """What the model folder of a recipe says, of a recipe with several models each one's by the model's name.
+
+    Without ``buckets`` nothing in one is looked at, and a stand-in takes its place.
+
+    Raises:
+        RecipeError: as ``read_source``; of several models for all of them.
+    """
+    if not isinstance(recipe, ServingRecipe) or not recipe.models:
+        unseen = None if buckets else unseen_source(recipe, environ=environ, cwd=cwd)
+        return unseen or read_source(recipe, environ=environ, cwd=cwd, buckets=buckets)
+    findings, found = Findings(origin=recipe.origin), dict[str, Source]()
+    for name, one in recipe.models.items():
+        try:
+            source = find_source(one, environ=environ, cwd=cwd, buckets=buckets)
+        except RecipeError as error:
+            findings.take(error)
+            continue
+        assert not isinstance(source, dict), "a model of several has none of its own"
+        found[name] = source
+    findings.settle()
+    return found
 
 
 def unseen_source(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str] | str) -> ModelSource | None:
@@ -87,7 +115,7 @@ def unseen_source(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLik
 
 def read_source(
     recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str] | str, buckets: bool = True
-) -> ModelSource | EncoderSource | None:
+) -> Source:
     """The model folder a recipe names, with the adapters beside it; None where it names none. Only what serves may
     name an encoder. Without ``buckets`` adapters in one are left out.
 
@@ -100,9 +128,7 @@ def read_source(
     return source
 
 
-def _read_model(
-    recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str] | str
-) -> ModelSource | EncoderSource | None:
+def _read_model(recipe: Recipe, *, environ: Mapping[str, str], cwd: os.PathLike[str] | str) -> Source:
     if isinstance(recipe, ServingRecipe) and recipe.model.checkpoint is not None:
         return _run(recipe, here=Here.of(cwd, environ))
     if not isinstance(recipe, TrainingRecipe | ServingRecipe) or recipe.model.source is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tpuctl.recipe.durations import PATTERN
 from tpuctl.recipe.schema import RECIPES
-from tpuctl.recipe.settings import Key, Table, tables_of
+from tpuctl.recipe.settings import Family, Key, Table, family_of, tables_of
 
 _VARIABLE = "^[A-Za-z_][A-Za-z0-9_]*$"
 
@@ -24,11 +24,41 @@ def _of_kind(kind: str, root: type) -> dict[str, Any]:
     top["properties"].update(nested)
     top["properties"]["kind"]["enum"] = [kind]
     top["required"] += [name for name, table in nested.items() if table.get("required")]
+    family = family_of(root)
+    if family is not None:
+        top["properties"][family.name] = _members(family)
+        top["dependentSchemas"] = {family.name: {"properties": _absent(family, tables)}}
     return top
 
 
-def _object(table: Table) -> dict[str, Any]:
-    required = [key.name for key in table.keys.values() if key.required]
+def _members(family: Family) -> dict[str, Any]:
+    """One object for each name; what is required may stand in the recipe's own tables."""
+    at = family.path("NAME")
+    head, *tables = family.tables_of("NAME").values()
+    member = _object(head)
+    for table in tables:
+        member["properties"][table.name.removeprefix(f"{at}.")] = _object(table, partial=True)
+    return {
+        "description": family.doc,
+        "type": "object",
+        "minProperties": 1,
+        "propertyNames": {"pattern": f"^(?:{family.name_rules.rules.pattern})$"},
+        "additionalProperties": member,
+    }
+
+
+def _absent(family: Family, tables: dict[str, Table]) -> dict[str, Any]:
+    """The tables and keys that there are not where there are members."""
+    shared = family.shared_tables()
+    absent: dict[str, Any] = dict.fromkeys(sorted(tables.keys() - shared.keys()), False)
+    for name in filter(None, shared):
+        if gone := tables[name].keys.keys() - shared[name].keys.keys():
+            absent[name] = {"properties": dict.fromkeys(sorted(gone), False)}
+    return absent
+
+
+def _object(table: Table, *, partial: bool = False) -> dict[str, Any]:
+    required = [key.name for key in table.keys.values() if key.required and not partial]
     return {
         "description": table.doc,
         "type": "object",

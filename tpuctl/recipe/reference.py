@@ -14,7 +14,7 @@ import tomli_w
 from tpuctl.modelspec import PRESETS, num_parameters
 from tpuctl.plan.schema import JobKind
 from tpuctl.recipe.schema import RECIPES, Recipe
-from tpuctl.recipe.settings import Key, Table, keys_of, tables_of
+from tpuctl.recipe.settings import Family, Key, Table, family_of, keys_of, tables_of
 from tpuctl.recipe.values import expected
 
 _INTRO = """\
@@ -48,6 +48,8 @@ def reference_page() -> str:
     for kind, root in RECIPES.items():
         own = [table for table in map(_without_shared, tables_of(root).values()) if table.keys]
         parts += [_section(table, kind=kind) for table in own]
+        if (family := family_of(root)) is not None:
+            parts.append(_family_section(family, kind=kind))
     return "\n".join([*parts, _presets()])
 
 
@@ -61,6 +63,9 @@ def commented_recipe(kind: JobKind) -> str:
         keys = [_commented_key(key, kind) for key in table.keys.values() if key.type != "map"]
         maps = [_commented_map(key) for key in table.keys.values() if key.type == "map"]
         parts.append(head + "\n".join(keys + maps))
+    if (family := family_of(RECIPES[kind])) is not None:
+        about = textwrap.fill(family.doc, _WIDTH, initial_indent="# ", subsequent_indent="# ")
+        parts.append(f"{about}\n# [{family.path('NAME')}.model]\n")
     return "\n".join(parts)
 
 
@@ -87,6 +92,24 @@ def _section(table: Table, *, kind: str | None = None) -> str:
     doc = f"{table.doc}\n\n" if table.name else ""
     rows = "\n".join(_row(key) for key in table.keys.values())
     return f"{title}\n\n{doc}| key | takes | default | meaning |\n|---|---|---|---|\n{rows}\n"
+
+
+def _family_section(family: Family, *, kind: str) -> str:
+    at = family.path("NAME")
+    head, *tables = family.tables_of("NAME").values()
+    taken = {table.name: _taken(family, table, table.name.removeprefix(f"{at}.")) for table in tables}
+    rows = "\n".join(f"| `[{name}]` | {keys} |" for name, keys in taken.items())
+    never = [f"`[{name}]`" for name in tables_of(family.root) if name not in family.shared_tables()]
+    never += [f"`{key.path}`" for key in keys_of(family.root).values() if key.rules.sharing in ("each", "never")]
+    note = f"With them there is no {', '.join(never)} at the top."
+    return f'## `[{at}]` of `kind = "{kind}"`\n\n{head.doc} {note}\n\n| table | takes |\n|---|---|\n{rows}\n'
+
+
+def _taken(family: Family, table: Table, name: str) -> str:
+    """The keys of a member's table."""
+    if table.keys.keys() == tables_of(family.root)[name].keys.keys():
+        return f"every key of `[{name}]`"
+    return ", ".join(f"`{key}`" for key in table.keys)
 
 
 def _row(key: Key) -> str:

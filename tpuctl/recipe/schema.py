@@ -18,13 +18,19 @@ from tpuctl.recipe.learning import CheckpointTable, ExpectTable, LoraTable, Mode
 from tpuctl.recipe.origin import Origin
 from tpuctl.recipe.placement import ClusterTable, JobTable, MeshTable, RunTable, SliceTable
 from tpuctl.recipe.serving import EngineTable, ServedModelTable, ServedSliceTable, ServeTable
-from tpuctl.recipe.settings import setting
+from tpuctl.recipe.settings import FAMILY, Sharing, setting
+
+_MODELS = (
+    "One of several models behind one URL, on slices of its own and under the name that clients call it by. What it "
+    "leaves out is as in the tables that all of them share."
+)
 
 
-def _table(kind: Any, *, required: bool = False) -> Any:
+def _table(kind: Any, *, required: bool = False, sharing: Sharing = "shared") -> Any:
+    metadata = {"table": True, "sharing": sharing}
     if required:
-        return field(metadata={"table": True})
-    return field(default_factory=kind, metadata={"table": True})
+        return field(metadata=metadata)
+    return field(default_factory=kind, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,13 +80,17 @@ class InferenceRecipe(Recipe):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingRecipe(Recipe):
-    """A model behind an OpenAI-compatible endpoint."""
+    """A model behind an OpenAI-compatible endpoint, or several: ``models`` by their names, each with the tables that
+    it shares with the others filled in."""
 
-    slice: ServedSliceTable = _table(ServedSliceTable, required=True)
-    model: ServedModelTable = _table(ServedModelTable)
-    mesh: MeshTable = _table(MeshTable)
+    slice: ServedSliceTable = _table(ServedSliceTable, required=True, sharing="default")
+    model: ServedModelTable = _table(ServedModelTable, sharing="each")
+    mesh: MeshTable = _table(MeshTable, sharing="default")
     serve: ServeTable = _table(ServeTable)
-    engine: EngineTable = _table(EngineTable)
+    engine: EngineTable = _table(EngineTable, sharing="default")
+    models: dict[str, ServingRecipe] = field(
+        default_factory=dict, metadata={FAMILY: {"name_key": "serve.name", "doc": _MODELS}}
+    )
 
 
 RECIPES: dict[JobKind, type] = {

@@ -83,12 +83,21 @@ class ServeTable:
         absent="the model's name",
         example="smollm2",
         also=("served_model_name", "model_name"),
+        sharing="never",
+        instead="each model is called as its table is",
     )
     engine: ServeEngine = setting(
-        "tpuctl", doc="tpuctl's own engine; or vllm, behind Ray Serve LLM, in an image that has vLLM for TPU."
+        "tpuctl",
+        doc="tpuctl's own engine; or vllm, behind Ray Serve LLM, in an image that has vLLM for TPU.",
+        sharing="never",
+        instead="several models are served by tpuctl's own engine",
     )
     engine_args: dict[str, str] = setting(
-        {}, doc="Further arguments for vLLM, each a text or JSON in a text.", example={"kv_cache_dtype": "fp8"}
+        {},
+        doc="Further arguments for vLLM, each a text or JSON in a text.",
+        example={"kv_cache_dtype": "fp8"},
+        sharing="never",
+        instead="several models are served by tpuctl's own engine, which takes none",
     )
     adapters: dict[str, str] = setting(
         {},
@@ -98,6 +107,7 @@ class ServeTable:
         pattern_says=_MODEL_NAME_SAYS,
         example={"poet": "gs://bucket/adapters/poet"},
         also=("lora_modules", "loras", "lora"),
+        sharing="each",
     )
     host: str = setting("127.0.0.1", doc="Address to listen on; 0.0.0.0 for all.", also=("address", "bind"))
     port: int = setting(8000, doc="Port to listen on; 0 for any free one.", minimum=0, maximum=65_535)
@@ -120,6 +130,7 @@ class ServeTable:
         maximum=256,
         absent="one for each slice, always",
         example="1",
+        sharing="default",
     )
     idle: float = setting(
         300.0,
@@ -128,6 +139,7 @@ class ServeTable:
         maximum=86_400,
         duration=True,
         also=("downscale_delay", "scale_down_after"),
+        sharing="default",
     )
     key_requests_per_second: float | None = setting(
         None,
@@ -161,6 +173,7 @@ class ServeTable:
         minimum=0,
         maximum=1_000_000,
         also=("max_queue", "max_queued_requests"),
+        sharing="default",
     )
     max_body: int = setting(
         8_388_608, doc="Largest body of a request.", unit="bytes", minimum=1024, maximum=1_073_741_824

@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 RULES = "rules"
+FAMILY = "family"
+Sharing = Literal["shared", "default", "each", "never"]
 KeyType = Literal["int", "float", "bool", "str", "choice", "duration", "list", "map", "command"]
 
 # Steps and sizes end up in 32-bit counters on the device.
@@ -27,6 +29,9 @@ class Rules:
     expression with ``pattern_says`` in words; of a map they tell of its names, which else are those of variables.
     ``also`` are names other tools have for the key: never accepted, but answered with the right one. ``absent`` says
     what happens when the key is left out and no default tells. ``multiline`` text may have line breaks and tabs.
+
+    ``sharing`` counts once a recipe has members (see ``Family``): a key is shared by all of them, or the default of
+    each, or written for each alone; or there is none, and ``instead`` says what there is.
     """
 
     doc: str
@@ -44,6 +49,8 @@ class Rules:
     command: bool = False
     secret: bool = False
     multiline: bool = False
+    sharing: Sharing = "shared"
+    instead: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +80,51 @@ class Table:
     doc: str
     kind: type
     keys: dict[str, Key]
+    sharing: Sharing = "shared"
+
+    def sharing_of(self, key: Key) -> Sharing:
+        """How members share a key of this table."""
+        return self.sharing if key.rules.sharing == "shared" else key.rules.sharing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """Members of a recipe, each a whole recipe but for what they share: ``[models.NAME.engine]`` is one's table.
+
+    ``name_key`` is what the name of a member stands for.
+    """
+
+    name: str
+    doc: str
+    root: type
+    name_key: str
+
+    @property
+    def name_rules(self) -> Key:
+        """The key whose rules the members' names obey."""
+        return keys_of(self.root)[self.name_key]
+
+    def path(self, member: str) -> str:
+        """The path of a member's tables."""
+        return f"{self.name}.{member}"
+
+    def shared_tables(self) -> dict[str, Table]:
+        """The recipe's own tables once it has members."""
+        return _only(tables_of(self.root), "shared", "default")
+
+    def tables_of(self, member: str) -> dict[str, Table]:
+        """A member's tables under their full names; the first is the member itself, which has no keys."""
+        at = self.path(member)
+        head = Table(name=at, doc=self.doc, kind=self.root, keys={})
+        own = _only(tables_of(self.root), "default", "each")
+        moved = [_moved(table, f"{at}.{name}") for name, table in own.items() if name]
+        return {table.name: table for table in (head, *moved)}
+
+    def own_keys(self) -> frozenset[str]:
+        """The paths, within a member, of all keys that it may have."""
+        return frozenset(
+            key.path for table in _only(tables_of(self.root), "default", "each").values() for key in table.keys.values()
+        )
 
 
 def setting(default: Any = dataclasses.MISSING, *, doc: str, **rules: Any) -> Any:
@@ -93,14 +145,36 @@ def keys_of(root: type) -> dict[str, Key]:
     return _keys_of(root)
 
 
+def family_of(root: type) -> Family | None:
+    """The members that a recipe of this class may have."""
+    declared = next((f for f in dataclasses.fields(root) if FAMILY in f.metadata), None)
+    if declared is None:
+        return None
+    return Family(name=declared.name, root=root, **declared.metadata[FAMILY])
+
+
+def _only(tables: dict[str, Table], *sharing: Sharing) -> dict[str, Table]:
+    """Tables with those keys alone that are shared so; a table that has none left is none."""
+    kept = {
+        name: replace(table, keys={k: key for k, key in table.keys.items() if table.sharing_of(key) in sharing})
+        for name, table in tables.items()
+    }
+    return {name: table for name, table in kept.items() if table.keys}
+
+
+def _moved(table: Table, name: str) -> Table:
+    return replace(table, name=name, keys={k: replace(key, table=name) for k, key in table.keys.items()})
+
+
 @functools.cache
 def _tables_of(root: type) -> dict[str, Table]:
     hints = get_type_hints(root)
-    nested = {f.name: hints[f.name] for f in dataclasses.fields(root) if _is_table(hints[f.name], f)}
+    nested = {f.name: f for f in dataclasses.fields(root) if _is_table(hints[f.name], f)}
     top = {f.name: _key("", f, hints[f.name]) for f in dataclasses.fields(root) if RULES in f.metadata}
     tables = {"": Table(name="", doc=_doc(root), kind=root, keys=top)}
-    for name, kind in nested.items():
-        tables[name] = Table(name=name, doc=_doc(kind), kind=kind, keys=_keys(name, kind))
+    for name, declared in nested.items():
+        kind, sharing = hints[name], declared.metadata.get("sharing", "shared")
+        tables[name] = Table(name=name, doc=_doc(kind), kind=kind, keys=_keys(name, kind), sharing=sharing)
     return tables
 
 

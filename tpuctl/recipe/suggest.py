@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 
 from tpuctl.recipe.settings import Key, Table
 
@@ -28,10 +29,9 @@ def suggest_key(tables: dict[str, Table], table: str, name: str) -> str:
     return _all_of(tables, table)
 
 
-def suggest_table(tables: dict[str, Table], name: str) -> str:
-    """A remedy for a top-level table that doesn't exist."""
+def suggest_table(names: Sequence[str], name: str) -> str:
+    """A remedy for a table that doesn't exist, among those that do."""
     wanted = _spelling(name)
-    names = [table for table in tables if table]
     near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.6)
     if near:
         return f"did you mean [{near[0]}]?"

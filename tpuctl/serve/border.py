@@ -49,7 +49,7 @@ class Border:
         async def guarded(request: Request) -> Response:
             release: Callable[[], None] = _nothing
             try:
-                release = self._limiter.admit(self._key(request))
+                release = self._limiter.admit(self.key(request))
                 response = await _answered(handler, request)
             except ApiError as error:
                 response = _refusal(error)
@@ -72,8 +72,12 @@ class Border:
         data = await read_body(request, max_bytes=options.max_body_bytes, seconds=options.body_seconds)
         return parse_body(kind, data)
 
-    def _key(self, request: Request) -> bytes | None:
-        """What stands for the key that the request came with; None where none is needed."""
+    def key(self, request: Request) -> bytes | None:
+        """What stands for the key that the request came with; None where none is needed.
+
+        Raises:
+            ApiError: It has none, or none that is known.
+        """
         keys = self._options.keys
         if keys is None:
             return None

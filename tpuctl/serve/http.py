@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -32,7 +31,7 @@ from tpuctl.serve.protocol import (
     EmbeddingBody,
     TokenizeBody,
 )
-from tpuctl.serve.protocol.errors import unavailable
+from tpuctl.serve.protocol.errors import no_such_model, unavailable
 from tpuctl.serve.wire import EventStream, Json, while_connected
 from tpuctl.serve.work import Work
 
@@ -66,13 +65,13 @@ class Front:
             "/health": self._health,
             "/ready": self._ready,
             "/metrics": self._metrics,
-            "/version": _version,
+            "/version": version,
             "/openapi.json": self._openapi,
         }
         routes = [Route(path, self._border.guarded(handler), methods=["POST"]) for path, handler in posts.items()]
         routes += [Route(path, self._border.guarded(handler), methods=["GET"]) for path, handler in gets.items()]
         routes += [Route(path, handler, methods=["GET"]) for path, handler in open_gets.items()]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _not_found}, lifespan=lifespan)
+        return Starlette(routes=routes, exception_handlers={HTTPException: not_found}, lifespan=lifespan)
 
     async def _completions(self, request: Request) -> Response:
         body = await self._border.body(request, CompletionBody)
@@ -133,11 +132,11 @@ class Front:
 
     async def _models(self, _: Request) -> Response:
         serving = self._serving(None)
-        return Json({"object": "list", "data": [_card(serving, name) for name in serving.served.names]})
+        return Json({"object": "list", "data": [serving.served.card(name) for name in serving.served.names]})
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        return Json(_card(self._serving(name), name))
+        return Json(self._serving(name).served.card(name))
 
     async def _health(self, _: Request) -> Response:
         failed = self.serving is not None and not self.serving.is_alive
@@ -174,12 +173,7 @@ class Front:
             raise unavailable(f"the model is not ready: {self.phase}")
         names = self.serving.served.names
         if model is not None and model not in names:
-            raise ApiError(
-                f"there is no model {model!r} here, but {', '.join(names)}",
-                status=HTTPStatus.NOT_FOUND,
-                param="model",
-                code="model_not_found",
-            )
+            raise no_such_model(model, names)
         return self.serving
 
 
@@ -196,28 +190,17 @@ def _timeout(request: Request) -> float | None:
     return seconds
 
 
-def _card(serving: Serving | Embedding, name: str) -> dict[str, Any]:
-    served = serving.served
-    return {
-        "id": name,
-        "object": "model",
-        "created": served.created,
-        "owned_by": "tpuctl",
-        "root": served.adapters.get(name, served.name),
-        "parent": served.name if name in served.adapters else None,
-        "max_model_len": served.max_length,
-    }
-
-
 def _log(ask: Ask, user: str | None) -> None:
     _LOG.info("request %s: %d prompts, %d samples, user %r", ask.request_id, len(ask.prompts), len(ask.requests), user)
 
 
-async def _version(_: Request) -> Response:
+async def version(_: Request) -> Response:
+    """Which tpuctl answers."""
     return Json({"version": __version__})
 
 
-async def _not_found(request: Request, error: Exception) -> Response:
+async def not_found(request: Request, error: Exception) -> Response:
+    """The answer where nothing is, or nothing by that method."""
     assert isinstance(error, HTTPException), "registered for it"
     status = HTTPStatus(error.status_code)
     fault = ApiError(f"{request.method} {request.url.path}: {status.phrase.lower()}", status=status, code="not_found")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from tpuctl.serve.bridge import StatsLike
@@ -118,6 +119,28 @@ class Timing:
         self._metrics.prompt_tokens.observe(prompt_tokens)
         self._metrics.output_tokens.observe(output_tokens)
         self._metrics.ended(reason)
+
+
+def joined(texts: Iterable[tuple[Mapping[str, str], bytes]]) -> bytes:
+    """The texts of several servers as one, each sample with the labels of its server, where it has not these itself."""
+    families: dict[str, Metric] = {}
+    for labels, text in texts:
+        for found in text_string_to_metric_families(text.decode()):
+            family = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))
+            family.samples += [sample._replace(labels={**labels, **sample.labels}) for sample in found.samples]
+    registry = CollectorRegistry()
+    registry.register(_Collected(list(families.values())))
+    return generate_latest(registry)
+
+
+class _Collected(Collector):
+    """Metrics as they were read."""
+
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._metrics
 
 
 class _EngineCollector(Collector):

@@ -14,7 +14,8 @@ from tpuctl import __version__
 from tpuctl.serve.protocol import Body, ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, TokenizeBody
 
 _JSON, _EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
-_POSTS: dict[str, tuple[type[Body], tuple[str, ...]]] = {
+# What each path takes as a body, and answers as.
+POSTS: dict[str, tuple[type[Body], tuple[str, ...]]] = {
     "/v1/completions": (CompletionBody, (_JSON, _EVENTS)),
     "/v1/chat/completions": (ChatBody, (_JSON, _EVENTS)),
     "/v1/embeddings": (EmbeddingBody, (_JSON,)),
@@ -51,12 +52,12 @@ _ERROR = {
 def openapi_document(models: Sequence[str]) -> dict[str, Any]:
     """The OpenAPI 3.1 document of an endpoint that serves models of these names; none is known before it is ready."""
     references, schemas = models_json_schema(
-        [(kind, "validation") for kind, _ in _POSTS.values()], ref_template="#/components/schemas/{model}"
+        [(kind, "validation") for kind, _ in POSTS.values()], ref_template="#/components/schemas/{model}"
     )
     bodies = schemas.get("$defs", {})
-    for kind, _ in _POSTS.values():
+    for kind, _ in POSTS.values():
         _name_models(bodies[kind.__name__], models)
-    posts = {path: {"post": _post(references[kind, "validation"], kinds)} for path, (kind, kinds) in _POSTS.items()}
+    posts = {path: {"post": _post(references[kind, "validation"], kinds)} for path, (kind, kinds) in POSTS.items()}
     listed = {"get": {"responses": _answers(_JSON), "security": _SECURITY}}
     gets = {path: {"get": {"responses": _answers(kind)}} for path, kind in _OPEN_GETS.items()}
     return {

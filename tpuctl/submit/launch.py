@@ -15,7 +15,7 @@ from typing import Any
 
 from tpuctl.connection import ResponseError, UnreachableError
 from tpuctl.errors import ClusterError, RunInUseError
-from tpuctl.plan.schema import Plan
+from tpuctl.plan.schema import Plan, SlicePlan
 from tpuctl.runs.lease import current_holder
 from tpuctl.runs.record import read_record
 from tpuctl.storage import ForbiddenError, UnreachableStorageError
@@ -147,7 +147,6 @@ def _identity(decision: Submit, cluster: str) -> dict[str, str]:
 
 
 def _metadata(plan: Plan, attempt: int) -> dict[str, str]:
-    where = plan.slice
     return {
         "job_name": plan.run.name,
         "tpuctl_run": plan.run.name,
@@ -157,8 +156,12 @@ def _metadata(plan: Plan, attempt: int) -> dict[str, str]:
         "tpuctl_version": plan.tpuctl_version,
         "tpuctl_kind": plan.kind,
         "tpuctl_stop_grace_seconds": str(math.ceil(plan.job.stop_grace_seconds)),
-        "tpuctl_slice": f"{where.slices} x {where.accelerator_type} {where.topology} ({where.hosts} hosts each)",
+        "tpuctl_slice": ", ".join(_words(slices) for slices in plan.reserves.values()),
     }
+
+
+def _words(slices: SlicePlan) -> str:
+    return f"{slices.slices} x {slices.accelerator_type} {slices.topology} ({slices.hosts} hosts each)"
 
 
 def _when_ready(send: Callable[[], None], options: LaunchOptions) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from tpuctl.errors import ClusterError
-from tpuctl.plan.schema import Plan
+from tpuctl.plan.schema import UniformPlan
 
 _STALE_PROCESS_HINT = (
     "is another process holding the chips? look for a stale one on the host; is libtpu installed (jax[tpu])? "
@@ -13,7 +13,7 @@ _STALE_PROCESS_HINT = (
 )
 
 
-def verify_devices(plan: Plan, *, simulated: bool) -> None:
+def verify_devices(plan: UniformPlan, *, simulated: bool) -> None:
     """Check this host's view of the slice against the plan. Never lets a TPU job run on CPU in silence.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -50,6 +50,12 @@ class ApiError(TpuctlError):
 def of_engine(error: RequestError) -> ApiError:
     """A request that the engine refuses, under the name that the field has here."""
     return ApiError(error.message, param=_PARAMS.get(error.param, error.param), code="invalid_value")
+
+
+def no_such_model(name: str, names: Sequence[str]) -> ApiError:
+    """A model that is not among those there are."""
+    message = f"there is no model {name!r} here, but {', '.join(names)}"
+    return ApiError(message, status=HTTPStatus.NOT_FOUND, param="model", code="model_not_found")
 
 
 def too_long(prompt_tokens: int, output_tokens: int, *, max_length: int, param: str) -> ApiError:
