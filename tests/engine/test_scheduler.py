@@ -10,7 +10,8 @@ import pytest
 
 from tpuctl.engine.pages import PagePool
 from tpuctl.engine.request import Request, SamplingParams
-from tpuctl.engine.scheduler import Scheduler, SchedulerOptions, Sequence, Work
+from tpuctl.engine.scheduler import Scheduler, SchedulerOptions
+from tpuctl.engine.sequence import Sequence, Work
 
 
 def next_token(tokens: list[int]) -> int:
@@ -39,7 +40,7 @@ class ToyModel:
     """Runs what the scheduler says, one step behind, on pages that remember which tokens were written to them."""
 
     def __init__(self, *, num_pages: int = 64, page_size: int = 4, **options: Any) -> None:
-        sizes = {"max_running": 8, "max_step_tokens": 16, "max_length": 200, **options}
+        sizes = {"max_running": 8, "max_step_tokens": 16, "max_rows": 16, "max_length": 200, **options}
         self.pool = CheckedPool(num_pages, page_size)
         self.scheduler = Scheduler(SchedulerOptions(page_size=page_size, **sizes), pool=self.pool)
         self.page_size = page_size
