@@ -62,8 +62,8 @@ class StepBatch:
         tokens: Token ids, ``UNKNOWN`` for the last drawn in ``token_slots``.
         layout: The fields of ``attention.PagedLayout`` by name.
         last: Of each row, the token to draw from.
-        slots: Where each row's token is kept for the next step; past the last slot for rows that draw nothing, and
-            for sequences with drafts, whose newest token only the host can tell.
+        slots: Of each row; past the last slot for rows that draw nothing. Which of several of a slot is kept for the
+            next step does not matter: after drafts it takes none but tokens that the host knows.
         sampling: The fields of ``sampling.SamplingRows`` by name; ``bias*`` and ``allowed`` only where needed.
         counts: Slot → token counts to set before the step, for sequences new in their slot.
         adapters: Of each token, the index of its adapter; ``None`` for an engine that has none.
@@ -159,7 +159,7 @@ class SlotTable:
             positions=positions,
             layout=layout,
             last=rows.tokens,
-            slots=np.where(rows.lasting, slots, self.sizes.max_running),
+            slots=np.where(rows.draws, slots, self.sizes.max_running),
             sampling=self._sampling(work, slots, rows),
             counts=counts,
             adapters=None if self._adapters is None else self._adapter[token_slots],

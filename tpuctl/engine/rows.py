@@ -21,7 +21,6 @@ class Rows:
         tokens: Of each row, the token to draw from, in the step's row of tokens.
         positions: Of the token to draw.
         draws: Whether anything is drawn.
-        lasting: Whether what is drawn is certainly the sequence's newest token: it has no drafts.
     """
 
     firsts: list[int]
@@ -29,7 +28,6 @@ class Rows:
     tokens: Int32[np.ndarray, " r"]
     positions: Int32[np.ndarray, " r"]
     draws: Bool[np.ndarray, " r"]
-    lasting: Bool[np.ndarray, " r"]
 
 
 def rows_of(work: list[Work], layout: dict[str, Any], *, count: int) -> Rows:
@@ -38,7 +36,6 @@ def rows_of(work: list[Work], layout: dict[str, Any], *, count: int) -> Rows:
     ends = np.cumsum(each)
     owners = np.repeat(np.arange(len(work)), each)
     behind = (ends[owners] - 1 - np.arange(len(owners))).astype(np.int32)  # drafts that come after a row's token
-    draws = np.asarray([item.draws for item in work], np.bool_)[owners]
 
     def padded(values: np.ndarray, filler: int = 0) -> np.ndarray:
         return np.pad(values, (0, count - len(values)), constant_values=filler)
@@ -48,6 +45,5 @@ def rows_of(work: list[Work], layout: dict[str, Any], *, count: int) -> Rows:
         owners=padded(owners, -1),
         tokens=padded(layout["starts"][owners + 1] - 1 - behind),
         positions=padded(layout["lengths"][owners] - behind),
-        draws=padded(draws),
-        lasting=padded(draws & (each[owners] == 1)),
+        draws=padded(np.asarray([item.draws for item in work], np.bool_)[owners]),
     )

@@ -62,8 +62,7 @@ class Sequence:
         """Take note that a step is done in which so many drafts stood; its tokens are appended already."""
         self.num_pending -= 1
         self.drafted = False
-        if self.slot is not None:  # else it has lost its pages meanwhile
-            self.num_computed += num_drafts
+        self.num_computed += num_drafts
 
     def keys(self, count: int, *, page_size: int) -> list[bytes]:
         """Keys of the first ``count`` pages, whose tokens must be known."""
