@@ -1,11 +1,10 @@
-"""Drafts by lookup: what is found, and that an engine with drafts makes the very tokens of one without, in fewer steps."""
+"""Drafts by lookup: what is found, and that an engine with drafts makes the very tokens of one without, and sooner."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.fakes.tiny_engine import VOCAB, ask, run, tiny_engine, tokens_of
@@ -149,3 +148,27 @@ def test_engine_with_drafts_makes_the_same_tokens(sizes: dict[str, Any]) -> None
     assert stats.prompt_tokens == plain.stats().prompt_tokens
     assert stats.preemptions > 0 or "num_pages" not in sizes
     assert all_pages_free(drafting)
+
+
+def test_answer_that_repeats_takes_a_fraction_of_the_steps_and_another_as_many() -> None:
+    again = [ask([3, 1, 4], name=str(i), max_tokens=60, **words(70 + i)) for i in range(3)]
+    plain, drafting = tiny_engine(), tiny_engine(speculate=4)
+    assert told(run(drafting, *again)) == told(run(plain, *again))
+    assert plain.stats().steps > 60
+    assert drafting.stats().steps < 20
+    assert drafting.stats().accepted_tokens >= 0.9 * drafting.stats().draft_tokens
+    before = [engine.stats() for engine in (plain, drafting)]
+    other = ask([3, 1, 4], max_tokens=60, temperature=8.0, seed=1)
+    assert told(run(drafting, other)) == told(run(plain, other))
+    steps = [engine.stats().steps - stats.steps for engine, stats in zip((plain, drafting), before, strict=True)]
+    assert 0.9 * steps[0] <= steps[1] <= steps[0]
+
+
+def test_one_who_repeats_does_not_hold_up_many_who_do_not() -> None:
+    """One draft is worth four sequences: with as many who draw, all go on one step behind."""
+    engine = tiny_engine(speculate=1)
+    drawn = [ask([i], name=str(i), max_tokens=30, temperature=8.0, seed=i) for i in range(6)]
+    run(engine, ask([3, 1, 4], name="again", max_tokens=30, **words(70)), *drawn)
+    assert engine.stats().draft_tokens <= 3
+    run(engine, ask([3, 1, 4], name="again", max_tokens=30, **words(70)), *drawn[:3])
+    assert engine.stats().accepted_tokens >= 10

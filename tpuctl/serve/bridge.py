@@ -45,6 +45,10 @@ class StatsLike(Protocol):
     @property
     def output_tokens(self) -> int: ...  # noqa: D102
     @property
+    def draft_tokens(self) -> int: ...  # noqa: D102
+    @property
+    def accepted_tokens(self) -> int: ...  # noqa: D102
+    @property
     def preemptions(self) -> int: ...  # noqa: D102
 
 
