@@ -154,7 +154,7 @@ def test_answer_that_repeats_takes_a_fraction_of_the_steps_and_another_as_many()
     again = [ask([3, 1, 4], name=str(i), max_tokens=60, **words(70 + i)) for i in range(3)]
     plain, drafting = tiny_engine(), tiny_engine(speculate=4)
     assert told(run(drafting, *again)) == told(run(plain, *again))
-    assert plain.stats().steps > 60
+    assert plain.stats().steps == 60
     assert drafting.stats().steps < 20
     assert drafting.stats().accepted_tokens >= 0.9 * drafting.stats().draft_tokens
     before = [engine.stats() for engine in (plain, drafting)]
