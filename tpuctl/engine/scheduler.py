@@ -139,6 +139,8 @@ class Scheduler:
         taken = len(decodes) + sum(item.num_tokens for item in prompts)
         rows = len(decodes) + len(prompts)
         room = min(self.options.max_step_tokens - taken, self.options.max_rows - rows)
+        if not room:
+            return decodes
         promising = {place: most for place, item in enumerate(decodes) if (most := self._most_drafts(item.sequence))}
         left = len(promising)
         for place, most in promising.items():
