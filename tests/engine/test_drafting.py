@@ -93,10 +93,10 @@ def requests(count: int = 12) -> list[Request]:
     rng = random.Random(1)
     kinds: list[dict[str, Any]] = [
         words(5),
-        words(6, 7),
+        words(6, 7) | {"min_tokens": 17, "stop_ids": (7,)},
         words(8, 9) | {"temperature": 0.7, "seed": 3, "logprobs": 2},
         words(10, 11, 12) | {"temperature": 30.0, "seed": 4, "top_k": 3, "n": 3},
-        words(6, 7) | {"min_tokens": 17, "stop_ids": (7,)},
+        words(6, 7),
         words(13, 14) | {"frequency_penalty": 0.1},
         words(15, 16, 17) | {"stop_ids": (16,)},
         {"temperature": 0.9, "seed": 9},
@@ -135,8 +135,8 @@ def all_pages_free(engine: Engine) -> bool:
 
 @pytest.mark.parametrize(
     "sizes",
-    [{}, {"num_pages": 26}, {"prefix_cache": False}, {"max_running": 3}],
-    ids=["room", "few-pages", "no-prefix-cache", "few-slots"],
+    [{}, {"num_pages": 26}, {"max_running": 3, "prefix_cache": False}],
+    ids=["room", "few-pages", "few-slots-no-cache"],
 )
 def test_engine_with_drafts_makes_the_same_tokens(sizes: dict[str, Any]) -> None:
     plain, drafting = tiny_engine(**sizes), tiny_engine(**sizes, speculate=4)

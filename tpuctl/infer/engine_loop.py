@@ -147,9 +147,12 @@ class EngineLoop:
 
 def _ends(sample: Sampled, token_ids: Sequence[int]) -> bool:
     """Take on tokens up to the one at which the sample's watch ends it; whether it does."""
+    if sample.watch is None:
+        sample.token_ids += token_ids
+        return False
     for token in token_ids:
         sample.token_ids.append(token)
-        if sample.watch is not None and sample.watch.add((token,)):
+        if sample.watch.add((token,)):
             return True
     return False
 
