@@ -46,9 +46,10 @@ def main() -> None:
     print(HEAD, flush=True)
     for kind in ("copy", "edit", "story"):
         for count in options.concurrency:
-            turns = range(options.rounds + 1)
-            pairs = [(_run(plain, kind, count, encode), _run(drafting, kind, count, encode)) for _ in turns]
-            print(_row(kind, count, pairs[1:]), flush=True)  # the first compiles
+            prompts = [encode(_prompt(kind, number)) for number in range(count)]
+            _run(drafting, kind, prompts)  # compiles
+            pairs = [(_run(plain, kind, prompts), _run(drafting, kind, prompts)) for _ in range(options.rounds)]
+            print(_row(kind, count, pairs), flush=True)
 
 
 def _options() -> argparse.Namespace:
@@ -90,7 +91,7 @@ def _engines(options: argparse.Namespace) -> tuple[Any, Any, Any]:
     from tpuctl.nn.params import param_shardings
     from tpuctl.nn.weights import load_params
     from tpuctl.plan.schema import MeshPlan
-    from tpuctl.text import TokenizerRef
+    from tpuctl.text.place import TokenizerRef
 
     folder, dtype = model_folder(options.folder), jnp.dtype(options.dtype)
     config = read_config(folder)
@@ -129,15 +130,15 @@ def _prompt(kind: str, number: int) -> str:
     return f"# The code:\n\n{code}\n\n# The same code, {name} renamed to thing:\n\n{renamed}\n"
 
 
-def _run(engine: Any, kind: str, count: int, encode: Any) -> Ran:
+def _run(engine: Any, kind: str, prompts: list[tuple[int, ...]]) -> Ran:
     from tpuctl.engine.request import Request, SamplingParams
 
-    for i in range(count):
+    for i, prompt in enumerate(prompts):
         drawing = {"temperature": 1.0, "top_p": 0.95, "seed": i} if kind == "story" else {"temperature": 0.0}
         sampling = SamplingParams(max_tokens=OUT, ignore_eos=True, **drawing)
-        engine.add_request(Request(request_id=str(i), prompt=encode(_prompt(kind, i)), sampling=sampling))
+        engine.add_request(Request(request_id=str(i), prompt=prompt, sampling=sampling))
     tokens: dict[str, list[int]] = defaultdict(list)
-    while len(tokens) < count:
+    while len(tokens) < len(prompts):
         _step(engine, tokens)
     before, began = engine.stats(), time.perf_counter()
     while engine.has_work():

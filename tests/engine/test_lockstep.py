@@ -171,6 +171,7 @@ def test_two_processes_with_drafts_say_what_one_says_without(gang: Gang) -> None
     few = {"logit_bias": {7: 100.0, 90: 100.0}, "max_tokens": 40}
     asked = [ask([i, 9], name=str(i), temperature=0.5 * i, seed=i, **few) for i in range(4)]
     one, two = run(tiny_engine(), *asked), run(engine, *asked)
+    gang.engine.forget_prefixes()  # the pages are the same
     assert {name: tokens_of(found) for name, found in two.items()} == {
         name: tokens_of(found) for name, found in one.items()
     }
