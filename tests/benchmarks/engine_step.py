@@ -126,10 +126,11 @@ def host(options: argparse.Namespace) -> None:
 def waiting(options: argparse.Namespace) -> None:
     """Seconds to schedule a step of 256 sequences with few and with many requests waiting."""
     from tpuctl.engine.pages import PagePool
-    from tpuctl.engine.scheduler import Scheduler, SchedulerOptions, Sequence
+    from tpuctl.engine.scheduler import Scheduler, SchedulerOptions
+    from tpuctl.engine.sequence import Sequence
 
     for count in (0, 256, 4096):
-        sizes = SchedulerOptions(page_size=16, max_running=256, max_step_tokens=512, max_length=4096)
+        sizes = SchedulerOptions(page_size=16, max_running=256, max_step_tokens=512, max_rows=256, max_length=4096)
         scheduler = Scheduler(sizes, pool=PagePool(8192))
         for i in range(256 + count):
             scheduler.add(Sequence(_request(i, out=400), index=0, arrival=i, max_length=4096))

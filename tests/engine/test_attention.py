@@ -10,7 +10,7 @@ import pytest
 from tpuctl.engine.attention import PagedAttention, PagedLayout, PageShape, pages_shape
 from tpuctl.engine.batch import BatchSizes, Bucket, SlotTable
 from tpuctl.engine.request import Request
-from tpuctl.engine.scheduler import Sequence, Work
+from tpuctl.engine.sequence import Sequence, Work
 from tpuctl.nn.attention import NO_WINDOW, LayerView
 
 HEADS, KV_HEADS, DIM, PAGE, PAGES = 6, 2, 8, 4, 64

@@ -291,6 +291,19 @@ def test_tensor_parallel_gives_the_same_tokens(tensor: int) -> None:
                 assert x.logprob == pytest.approx(y.logprob, abs=1e-4)
 
 
+@pytest.mark.parametrize("tensor", [pytest.param(2, marks=pytest.mark.slow), 4])
+def test_tensor_parallel_with_drafts_gives_the_same_tokens(tensor: int) -> None:
+    few = {"logit_bias": {7: 100.0, 90: 100.0}, "max_tokens": 40}
+    requests = [ask(p, name=str(i), logprobs=2, **few) for i, p in enumerate(prompts(3, seed=12))]
+    requests += [ask([4], name="drawn", temperature=1.0, seed=1, **few)]
+    engine = tiny_engine(tensor=tensor, speculate=4)
+    wanted, got = run(tiny_engine(), *requests), run(engine, *requests)
+    assert {name: tokens_of(outputs) for name, outputs in got.items()} == {
+        name: tokens_of(outputs) for name, outputs in wanted.items()
+    }
+    assert 0 < engine.stats().accepted_tokens < engine.stats().draft_tokens
+
+
 # One program for both of these tests, since it takes seconds to compile.
 WINDOWED = replace(SPEC, name="windowed", sliding_window=9, local_layers=(0,), attention_softcap=4.0)
 REAL_VOCAB = 100

@@ -165,6 +165,20 @@ def test_two_processes_say_what_one_does(gang: Gang) -> None:
 
 
 @pytest.mark.slow
+def test_two_processes_with_drafts_say_what_one_says_without(gang: Gang) -> None:
+    options = replace(gang.engine.options, speculate=4)
+    engine = Engine(gang.lead, sizes=batch_sizes(SPEC, options), options=options)
+    few = {"logit_bias": {7: 100.0, 90: 100.0}, "max_tokens": 40}
+    asked = [ask([i, 9], name=str(i), temperature=0.5 * i, seed=i, **few) for i in range(4)]
+    one, two = run(tiny_engine(), *asked), run(engine, *asked)
+    gang.engine.forget_prefixes()  # the pages are the same
+    assert {name: tokens_of(found) for name, found in two.items()} == {
+        name: tokens_of(found) for name, found in one.items()
+    }
+    assert engine.stats().accepted_tokens > 0
+
+
+@pytest.mark.slow
 def test_plain_forward_pass_over_both_is_that_of_one(gang: Gang) -> None:
     tokens = np.arange(20, dtype=np.int32)
     for index, name in enumerate((None, *ADAPTERS.names)):

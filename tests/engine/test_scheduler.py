@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from tpuctl.engine.drafting import standing
 from tpuctl.engine.pages import PagePool
 from tpuctl.engine.request import Request, SamplingParams
-from tpuctl.engine.scheduler import Scheduler, SchedulerOptions, Sequence, Work
+from tpuctl.engine.scheduler import Scheduler, SchedulerOptions
+from tpuctl.engine.sequence import Sequence, Work
 
 
-def next_token(tokens: list[int]) -> int:
-    return (sum(tokens) * 31 + len(tokens)) % 97
+def next_token(tokens: list[int], words: int) -> int:
+    return (sum(tokens) * 31 + len(tokens)) % words
 
 
 class CheckedPool(PagePool):
@@ -36,16 +38,19 @@ class CheckedPool(PagePool):
 
 
 class ToyModel:
-    """Runs what the scheduler says, one step behind, on pages that remember which tokens were written to them."""
+    """Runs what the scheduler says, one step behind where that does not want the tokens, on pages that remember which
+    tokens were written to them. It knows few ``words``, or many: with few it repeats itself."""
 
-    def __init__(self, *, num_pages: int = 64, page_size: int = 4, **options: Any) -> None:
-        sizes = {"max_running": 8, "max_step_tokens": 16, "max_length": 200, **options}
+    def __init__(self, *, num_pages: int = 64, page_size: int = 4, words: int = 97, **options: Any) -> None:
+        sizes = {"max_running": 8, "max_step_tokens": 16, "max_rows": 16, "max_length": 200, **options}
         self.pool = CheckedPool(num_pages, page_size)
         self.scheduler = Scheduler(SchedulerOptions(page_size=page_size, **sizes), pool=self.pool)
         self.page_size = page_size
+        self.words = words
+        self.num_drafts = self.num_standing = 0
         self.live: list[Sequence] = []
         self.done: dict[str, list[int]] = {}
-        self.in_flight: list[tuple[Work, int]] = []
+        self.in_flight: list[tuple[Work, list[int]]] = []
         self.seconds: list[float] = []
         self._arrivals = 0
 
@@ -63,9 +68,16 @@ class ToyModel:
         return sequence
 
     def step(self) -> list[Work]:
+        if self.scheduler.wants_tokens():
+            self._collect()
+        held = {sequence: len(sequence.pages) for sequence in self.scheduler.running}
         began = time.perf_counter()
         work = self.scheduler.schedule()
         self.seconds.append(time.perf_counter() - began)
+        for item in work:
+            needed = -(-(item.start + 1) // self.page_size)
+            if item.drafts and len(item.sequence.pages) > max(needed, held[item.sequence]):
+                assert self.pool.num_available >= len(self.scheduler.running), "a page for drafts that others will miss"
         launched = [(item, self._compute(item)) for item in work]
         self._collect()
         self.in_flight = launched
@@ -78,36 +90,42 @@ class ToyModel:
             self.step()
         raise AssertionError(f"{len(self.live)} sequences not done after {limit} steps")
 
-    def _compute(self, item: Work) -> int:
+    def _compute(self, item: Work) -> list[int]:
         sequence = item.sequence
-        tokens = sequence.tokens + [
-            token for flown, token in self.in_flight if flown.draws and flown.sequence is sequence
-        ]
-        assert not item.fresh or len(tokens) == len(sequence.tokens), "a slot's last token is not the new owner's"
+        pending = [drawn[0] for flown, drawn in self.in_flight if flown.draws and flown.sequence is sequence]
+        assert not (pending and item.drafts), "drafts go on from a token that nobody knows"
+        assert not item.fresh or not pending, "a slot's last token is not the new owner's"
+        tokens = [*sequence.tokens, *pending, *item.drafts]
         for place in range(item.start, item.start + item.num_tokens):
             self.pool.written[sequence.pages[place // self.page_size]][place % self.page_size] = tokens[place]
         end = item.start + item.num_tokens
         read = [self.pool.written[sequence.pages[i // self.page_size]][i % self.page_size] for i in range(end)]
         assert read == tokens[:end], "a sequence reads what is not its own"
-        return next_token(tokens)
+        assert end < sequence.end or not item.drafts, "a draft for a token that is never made"
+        first = end - len(item.drafts)
+        return [next_token(tokens[:length], self.words) for length in range(first, end + 1)]
 
     def _collect(self) -> None:
-        for item, token in self.in_flight:
+        for item, drawn in self.in_flight:
             sequence = item.sequence
             if sequence.gone or not item.draws:
                 continue
-            sequence.num_pending -= 1
-            sequence.tokens.append(token)
+            tokens = standing(item.drafts, drawn)
+            sequence.tokens += tokens
+            sequence.settle(len(tokens) - 1)
+            self.num_drafts += len(item.drafts)
+            self.num_standing += len(tokens) - 1
             if len(sequence.tokens) == sequence.end:
                 self.scheduler.remove(sequence)
                 self.live.remove(sequence)
                 self.done[sequence.request.request_id] = sequence.tokens
+        self.in_flight = []
 
 
-def expected(prompt: list[int], max_tokens: int) -> list[int]:
+def expected(prompt: list[int], max_tokens: int, *, words: int = 97) -> list[int]:
     tokens = list(prompt)
     for _ in range(max_tokens):
-        tokens.append(next_token(tokens))
+        tokens.append(next_token(tokens, words))
     return tokens
 
 
@@ -204,20 +222,33 @@ def test_remove_while_waiting_running_or_in_flight_frees_all() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("prefix_cache", [True, False])
-def test_random_lives_with_aborts_give_the_right_tokens_and_leak_nothing(seed: int, prefix_cache: bool) -> None:
+@pytest.mark.parametrize(
+    ("prefix_cache", "speculate"), [(True, 0), (False, 0), (True, 4)], ids=["cache", "no-cache", "drafts"]
+)
+def test_random_lives_with_aborts_give_the_right_tokens_and_leak_nothing(
+    seed: int, prefix_cache: bool, speculate: int
+) -> None:
     rng = random.Random(seed)
     model = ToyModel(
-        num_pages=rng.randint(12, 30), max_running=5, max_step_tokens=9, max_length=48, prefix_cache=prefix_cache
+        num_pages=rng.randint(12, 30),
+        words=rng.choice([2, 3]) if speculate else 97,
+        max_running=5,
+        max_step_tokens=9,
+        max_rows=9,
+        max_length=48,
+        prefix_cache=prefix_cache,
+        speculate=speculate,
     )
     wanted: dict[str, list[int]] = {}
     for i in range(200):
         prompt = [rng.randint(0, 1) for _ in range(rng.randint(1, 20))]
         count = rng.randint(1, 20)
         model.add(prompt, max_tokens=count, name=str(i), priority=rng.choice([0, 0, 0, 1, -1]))
-        wanted[str(i)] = expected(prompt, count)
+        wanted[str(i)] = expected(prompt, count, words=model.words)
         for _ in range(rng.randint(0, 4)):
-            model.step()
+            work = model.step()
+            assert sum(item.num_tokens for item in work) <= 9
+            assert sum(item.num_rows for item in work) <= 9
         if model.live and rng.random() < 0.3:
             victim = rng.choice(model.live)
             model.live.remove(victim)
@@ -229,6 +260,17 @@ def test_random_lives_with_aborts_give_the_right_tokens_and_leak_nothing(seed: i
     assert len(model.scheduler._free_slots) == 5
     if not prefix_cache:
         assert model.pool.num_cached == 0
+    if speculate:
+        assert 0 < model.num_standing < model.num_drafts
+
+
+def test_drafts_are_shared_out_where_there_is_no_room_for_all() -> None:
+    model = ToyModel(num_pages=200, words=1, max_rows=14, speculate=4)
+    for _ in range(4):
+        model.add([0] * 9, max_tokens=60)
+    steps = [[len(item.drafts) for item in model.step()] for _ in range(8)]
+    assert [3, 3, 2, 2] in steps
+    assert max(map(sum, steps)) == 10
 
 
 def test_schedule_cost_does_not_grow_with_those_waiting() -> None:

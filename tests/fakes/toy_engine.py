@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tpuctl.engine.engine import EngineStats
 from tpuctl.engine.request import Grammar, Output, Request, RequestError, TokenLogprobs
+from tpuctl.engine.stats import EngineStats
 
 NextToken = Callable[[Request, int], int]
 
@@ -106,6 +106,8 @@ class ToyEngine:
             prompt_tokens=self._prompt_tokens,
             cached_tokens=0,
             output_tokens=self._output_tokens,
+            draft_tokens=0,
+            accepted_tokens=0,
             preemptions=0,
             steps=self.steps,
             finished=self._finished,

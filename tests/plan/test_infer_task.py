@@ -67,6 +67,7 @@ def test_prompt_and_sampling_are_in_the_plan_and_survive_json() -> None:
         ({"sampling": {"columns": {"n": "a"}}}, "sampling.columns", "'n' can't differ"),
         ({"task": {"kind": "generate", "choices_column": "c"}}, "task.choices_column", "'generate' has no choices"),
         ({"task": {"kind": "custom", "function": "m:f", "weights": "int8"}}, "task.weights", "no decoder to quantise"),
+        ({"task": {"kind": "score", "speculate": 4}}, "task.speculate", "makes no tokens"),
         ({"task": {"kind": "classify"}}, "task.choices", "nothing to choose from"),
         ({"task": {"kind": "score", "choices": ["a"], "choices_column": "c"}}, "task.choices_column", "each row's own"),
     ],

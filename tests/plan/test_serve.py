@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tpuctl.cli.plan import describe
 from tpuctl.errors import RecipeError
 from tpuctl.plan.resolve import resolve
 from tpuctl.plan.schema import EmbeddingPlan, Plan, ServingPlan, plan_dumps, plan_loads
@@ -66,6 +67,13 @@ def test_weights_that_fit_only_once_they_are_quantised_are_refused(tmp_path) -> 
         planned(tmp_path, *recipe, "engine.dtype=float32", "engine.weights=int8")
     assert any(problem.where.key == "engine.weights" for problem in error.value.parts or (error.value,))
     assert planned(tmp_path, *recipe, "engine.weights=int8").engine.num_pages == 32
+
+
+def test_drafts_are_said_where_there_are_any(tmp_path) -> None:
+    plain, drafting = planned(tmp_path), planned(tmp_path, "engine.speculate=4")
+    assert (plain.engine.speculate, drafting.engine.speculate) == (0, 4)
+    assert "up to 4 draft tokens" in describe(drafting)
+    assert "draft" not in describe(plain)
 
 
 def test_length_left_out_is_no_more_than_the_pages_hold(tmp_path) -> None:
@@ -140,6 +148,7 @@ def test_encoder_is_served_with_the_length_it_was_made_for_and_crosses_as_json(t
         ("engine.max_length=513", "engine.max_length"),
         ("engine.num_pages=5", "engine.num_pages"),
         ("engine.weights=int8", "engine.weights"),
+        ("engine.speculate=4", "engine.speculate"),
         ("model.tokenizer=bytes", "model.tokenizer"),
         ("slice.topology=4x4", "slice.topology"),
         ("serve.key_concurrent=5", "serve.key_concurrent"),

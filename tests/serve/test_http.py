@@ -252,6 +252,8 @@ def test_metrics_count_what_was_served(served: Running) -> None:
         'vllm:time_to_first_token_seconds_count{model_name="toy"} 2.0',
         'vllm:inter_token_latency_seconds_count{model_name="toy"} 8.0',
         'vllm:num_requests_running{model_name="toy"} 0.0',
+        'vllm:spec_decode_num_draft_tokens_total{model_name="toy"} 0.0',
+        'vllm:spec_decode_num_accepted_tokens_total{model_name="toy"} 0.0',
         'tpuctl:http_answers_total{path="/v1/completions",status="400"} 1.0',
     ):
         assert line in text

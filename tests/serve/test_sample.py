@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tpuctl.engine.request import FinishReason, Output, TokenLogprobs
@@ -18,16 +20,18 @@ def run(
     prompt: bytes = b"",
     end: FinishReason = "length",
     stop_id: int | None = None,
+    at_once: int = 1,
 ) -> list[Delta]:
     sample = Sample(tokenizer=ByteTokenizer(), prompt=tuple(prompt), options=options or TextOptions())
     ids = list(tokens)
     deltas = []
-    for position, token in enumerate(ids):
-        last = position == len(ids) - 1
+    for position in range(0, len(ids), at_once):
+        few = tuple(ids[position : position + at_once])
+        last = position + at_once >= len(ids)
         output = Output(
             request_id="r",
-            token_ids=(token,),
-            logprobs=(TokenLogprobs(token=token, logprob=-1.0, rank=1),),
+            token_ids=few,
+            logprobs=tuple(TokenLogprobs(token=token, logprob=-1.0, rank=1) for token in few),
             finish_reason=end if last else None,
             stop_id=stop_id if last else None,
         )
@@ -71,6 +75,18 @@ def test_log_probabilities_join_to_the_text_before_a_stop(stop: str) -> None:
     assert text(deltas) == "hello world".partition(stop)[0]
     assert told(deltas).decode() == text(deltas)
     assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", stop)
+
+
+@pytest.mark.parametrize("stop", ["lo w", "o", "d", "ž w", "nowhere"])
+def test_tokens_that_come_several_at_once_say_what_they_say_one_by_one(stop: str) -> None:
+    said = [*"hello ž world".encode(), EOS]
+    for least in (0, 7):
+        asked: dict[str, Any] = {"options": TextOptions(stops=(stop,), min_tokens=least), "end": "stop", "stop_id": EOS}
+        wanted = run(said, **asked)
+        for at_once in (2, 3, 5, 20):
+            found = run(said, **asked, at_once=at_once)
+            assert (text(found), told(found)) == (text(wanted), told(wanted))
+            assert found[-1].stop_reason == wanted[-1].stop_reason
 
 
 def test_every_delta_has_the_log_probabilities_of_its_own_text() -> None:

@@ -31,13 +31,15 @@ def _model(plan: ServingPlan) -> list[tuple[str, str]]:
     size = f"{num_parameters(model):,} parameters"
     page = f"{counted(engine.page_size, 'token')}, {gib(engine.num_pages * engine.page_bytes)}"
     pages = f"{counted(engine.num_pages, 'page')} of {page}"
+    drafts = f"; up to {counted(engine.speculate, 'draft token')} a step" if engine.speculate else ""
+    room = f"{counted(engine.max_sequences, 'sequence')} of at most {engine.max_length:,} tokens; {pages}{drafts}"
     numbers = engine.dtype if engine.weights is None else f"{engine.weights} and {engine.dtype}"
     return [
         ("model", f"{model.name}: {size}; hidden {model.hidden_size}, {model.num_layers} layers, {heads}"),
         ("weights", f"{_weights(plan)}, {numbers}, over {counted(plan.mesh.tensor, 'device')}"),
         *(("adapter", _adapter(adapter)) for adapter in plan.adapters),
         ("text", f"tokenizer {plan.text.tokenizer}; chat template {plan.text.chat_template or 'the tokenizer’s'}"),
-        ("engine", f"{counted(engine.max_sequences, 'sequence')} of at most {engine.max_length:,} tokens; {pages}"),
+        ("engine", room),
         ("seed", str(engine.seed)),
     ]
 

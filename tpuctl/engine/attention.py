@@ -1,6 +1,6 @@
 """Attention over paged keys and values: one signature; exact and plain, fast on CPU, and the kernels for TPU.
 
-The tokens of a step lie in one row, sequence after sequence, decoding ones first. Each of these classes is an
+The tokens of a step lie in one row, sequence after sequence. Each of these classes is an
 ``Attend`` of the decoder: it writes a layer's new keys and values to their pages and mixes what each query sees,
 its own sequence up to itself. Pages of all layers are one array, layer after layer, so that a scan over layers
 updates it in place: the page ``i`` of a layer is number ``layer · num_pages + i``.
@@ -8,6 +8,7 @@ updates it in place: the page ``i`` of a layer is number ``layer · num_pages + 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -36,8 +37,9 @@ class PagedLayout:
         starts: First token of each sequence in the step's row, and past the last.
         lengths: Tokens of each sequence up to and with this step; 0 for padding.
         places: Of each token's keys and values: page · page_size + place in the page.
-        blocks: Of prompts: sequence, first token in the row, its position, tokens (up to ``QUERY_BLOCK``).
-        counts: Sequences that decode, all sequences, blocks.
+        blocks: Sequence, first token in the row, its position, tokens: those of prompts, up to ``QUERY_BLOCK``, then
+            those of one token.
+        counts: Blocks of prompts, sequences, blocks of one token.
     """
 
     tables: Int32[Array, "s p"]
@@ -179,21 +181,18 @@ def _by_blocks(q: Float[Array, "kv g t d"], pages: Array, attention: PagedAttent
     layout = attention.layout
     padded = jnp.pad(q, ((0, 0), (0, 0), (0, QUERY_BLOCK), (0, 0)))  # a last block may reach beyond the tokens
 
-    def decoding(i: Array, out: Array) -> Array:
-        block = jnp.stack([i, layout.starts[i], layout.lengths[i] - 1, jnp.ones_like(i)])
-        return _block(padded, out, pages, (attention, layer, block), width=1)
+    def some(width: int) -> Callable[[Array, Array], Array]:
+        return lambda i, out: _block(padded, out, pages, (attention, layer, layout.blocks[i]), width=width)
 
-    def prompt(i: Array, out: Array) -> Array:
-        return _block(padded, out, pages, (attention, layer, layout.blocks[i]), width=QUERY_BLOCK)
-
+    wide, single = layout.counts[0], layout.counts[2]
     out = jnp.zeros(padded.shape, jnp.float32)
-    out = lax.fori_loop(0, layout.counts[0], decoding, out)
-    out = lax.fori_loop(0, layout.counts[2], prompt, out)
+    out = lax.fori_loop(0, wide, some(QUERY_BLOCK), out)
+    out = lax.fori_loop(wide, wide + single, some(1), out)
     return _tokens_first(out[:, :, : q.shape[2]])
 
 
 def _block(q: Array, out: Array, pages: Array, place: tuple[PagedAttention, LayerView, Array], *, width: int) -> Array:
-    """``out`` with the rows of one block; rows past its end are garbage that the next block overwrites."""
+    """``out`` with the rows of one block; rows past its end are garbage, which later blocks overwrite."""
     attention, layer, (sequence, first, position, count) = place
     size = attention.shape.page_size
     mine = lax.dynamic_slice_in_dim(q, first, width, axis=2)

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from tpuctl.engine.adapters import NONE, Adapters
-from tpuctl.engine.bounds import biases, masks
-from tpuctl.engine.scheduler import Sequence, Work
+from tpuctl.engine.bounds import BoundRow, biases, masks
+from tpuctl.engine.rows import Rows, rows_of
+from tpuctl.engine.sequence import Sequence, Work
 
 EXPLAINED_ROWS = 64
 """Prompt tokens whose log probabilities are made at a time."""
@@ -27,7 +28,7 @@ _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_pen
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """A static shape of a step: tokens, and rows to draw from, one per sequence."""
+    """A static shape of a step: tokens, and rows to draw from, one per sequence and per draft."""
 
     tokens: int
     rows: int
@@ -61,7 +62,8 @@ class StepBatch:
         tokens: Token ids, ``UNKNOWN`` for the last drawn in ``token_slots``.
         layout: The fields of ``attention.PagedLayout`` by name.
         last: Of each row, the token to draw from.
-        slots: Of each row; past the last slot for rows that draw nothing.
+        slots: Of each row; past the last slot for rows that draw nothing. Which of several of a slot is kept for the
+            next step does not matter: after drafts it takes none but tokens that the host knows.
         sampling: The fields of ``sampling.SamplingRows`` by name; ``bias*`` and ``allowed`` only where needed.
         counts: Slot → token counts to set before the step, for sequences new in their slot.
         adapters: Of each token, the index of its adapter; ``None`` for an engine that has none.
@@ -133,7 +135,7 @@ class SlotTable:
         """The step's arrays.
 
         Args:
-            work: Decoding sequences first. Empty for a step that changes nothing, to compile it.
+            work: Empty for a step that changes nothing, to compile it.
             bucket: At least as large as the work.
         """
         counts = {}
@@ -143,22 +145,22 @@ class SlotTable:
                 if item.sequence.request.sampling.has_penalties:
                     counts[_slot(item.sequence)] = _token_counts(item.sequence, self.sizes.vocab_size)
             self._extend_table(item.sequence)
-        everyone = np.full(max(bucket.rows, self.sizes.max_running), self.sizes.max_running, np.int32)
+        # Of each sequence there may be, and once more for padding.
+        everyone = np.full(self.sizes.max_running + 1, self.sizes.max_running, np.int32)
         everyone[: len(work)] = [_slot(item.sequence) for item in work]
-        slots = everyone[: bucket.rows]
-        draws = np.zeros(bucket.rows, np.bool_)
-        draws[: len(work)] = [item.draws for item in work]
         tokens, token_slots, positions = self._tokens(work, bucket)
-        layout = self._layout(work, bucket, everyone, (token_slots, positions))
+        layout = self._layout(work, everyone[:-1], (token_slots, positions))
+        rows = rows_of(work, layout, count=bucket.rows)
+        slots = everyone[rows.owners]
         return StepBatch(
             bucket=bucket,
             tokens=tokens,
             token_slots=token_slots,
             positions=positions,
             layout=layout,
-            last=np.maximum(layout["starts"][1 : bucket.rows + 1] - 1, 0),
-            slots=np.where(draws, slots, self.sizes.max_running),
-            sampling=self._sampling(work, slots, draws),
+            last=rows.tokens,
+            slots=np.where(rows.draws, slots, self.sizes.max_running),
+            sampling=self._sampling(work, slots, rows),
             counts=counts,
             adapters=None if self._adapters is None else self._adapter[token_slots],
         )
@@ -189,14 +191,14 @@ class SlotTable:
         tokens: list[int] = []
         positions: list[int] = []
         token_slots: list[int] = []
-        for sequence, start, count, _, _ in work:
+        for sequence, start, count, _, _, drafts in work:
             known = sequence.tokens
             if count == 1:
                 tokens.append(known[start] if start < len(known) else UNKNOWN)
                 positions.append(start)
                 token_slots.append(_slot(sequence))
             else:
-                own = known[start : start + count]
+                own = [*known[start : start + count], *drafts]
                 tokens += own if len(own) == count else [*own, UNKNOWN]
                 positions += range(start, start + count)
                 token_slots += [_slot(sequence)] * count
@@ -206,7 +208,7 @@ class SlotTable:
         return arrays[0], arrays[1], arrays[2]
 
     def _layout(
-        self, work: list[Work], bucket: Bucket, slots: np.ndarray, tokens: tuple[np.ndarray, np.ndarray]
+        self, work: list[Work], slots: np.ndarray, tokens: tuple[np.ndarray, np.ndarray]
     ) -> dict[str, np.ndarray]:
         """Always for as many sequences as there may be, so that the layers' program depends on the tokens only."""
         token_slots, positions = tokens
@@ -216,25 +218,20 @@ class SlotTable:
         ends[: len(work)] = [item.num_tokens for item in work]
         starts = np.concatenate([np.zeros(1, np.int32), np.cumsum(ends, dtype=np.int32)])
         pages = self._tables[token_slots, positions // size]
-        blocks = _blocks(work, starts, self.sizes.query_block)
-        padded = np.zeros((bucket.tokens // self.sizes.query_block + min(bucket.tokens, len(slots)), 4), np.int32)
-        padded[: len(blocks)] = blocks or np.zeros((0, 4), np.int32)
-        num_decodes = sum(item.num_tokens == 1 for item in work)
+        blocks, num_wide, num_single = _blocks(work, (starts, positions), width=self.sizes.query_block)
         return {
             "tables": self._tables[slots],
             "starts": starts,
             "lengths": lengths,
             "places": pages * size + positions % size,
-            "blocks": padded,
-            "counts": np.asarray([num_decodes, len(work), len(blocks)], np.int32),
+            "blocks": blocks,
+            "counts": np.asarray([num_wide, len(work), num_single], np.int32),
         }
 
-    def _sampling(self, work: list[Work], slots: np.ndarray, draws: np.ndarray) -> dict[str, np.ndarray]:
-        position = np.zeros(len(slots), np.int32)
-        position[: len(work)] = [item.start + item.num_tokens for item in work]
+    def _sampling(self, work: list[Work], slots: np.ndarray, drawn: Rows) -> dict[str, np.ndarray]:
+        live = slots[drawn.draws]
         rows: dict[str, Any] = {name: values[slots] for name, values in self._values.items()}
-        rows |= {"top_k": self._top_k[slots], "seed": self._seeds[slots], "position": position}
-        live = slots[draws]
+        rows |= {"top_k": self._top_k[slots], "seed": self._seeds[slots], "position": drawn.positions}
         rows |= {
             "drawn": (self._values["temperature"][live] > 0).any(),
             "cut": self._cuts[live].any(),
@@ -242,7 +239,10 @@ class SlotTable:
             "explained": self._explained[live].any(),
         }
         bound = [
-            (row, item.sequence) for row, item in enumerate(work) if item.draws and item.sequence.slot in self._bound
+            BoundRow(row=first + ahead, sequence=item.sequence, ahead=ahead)
+            for item, first in zip(work, drawn.firsts, strict=True)
+            if item.draws and item.sequence.slot in self._bound
+            for ahead in range(item.num_rows)
         ]
         known = {"num_rows": len(slots), "vocab_size": self.sizes.vocab_size}
         return rows | biases(bound, **known, eos_ids=self._eos_ids) | masks(bound, **known)
@@ -253,13 +253,27 @@ def _slot(sequence: Sequence) -> int:
     return sequence.slot
 
 
-def _blocks(work: list[Work], starts: np.ndarray, width: int) -> list[tuple[int, int, int, int]]:
-    return [
+def _blocks(work: list[Work], layout: tuple[np.ndarray, np.ndarray], *, width: int) -> tuple[np.ndarray, int, int]:
+    """The field ``blocks`` of ``attention.PagedLayout``, and how many there are of prompts and of one token.
+
+    A draft's tokens are blocks of their own: there are few, and one of many would be computed at its whole width.
+    """
+    starts, positions = layout
+    owners = np.repeat(np.arange(len(work)), np.asarray([item.num_tokens for item in work], np.int32))
+    alone = np.asarray([item.num_tokens == 1 or bool(item.drafts) for item in work], np.bool_)
+    wide = [
         (row, int(starts[row]) + offset, item.start + offset, min(width, item.num_tokens - offset))
         for row, item in enumerate(work)
-        if item.num_tokens > 1
+        if not alone[row]
         for offset in range(0, item.num_tokens, width)
     ]
+    single = np.flatnonzero(alone[owners])
+    blocks = np.zeros((len(positions), 4), np.int32)
+    blocks[: len(wide)] = wide or np.zeros((0, 4), np.int32)
+    blocks[len(wide) : len(wide) + len(single)] = np.stack(
+        [owners[single], single, positions[single], np.ones_like(single)], axis=1
+    )
+    return blocks, len(wide), len(single)
 
 
 def _token_counts(sequence: Sequence, vocab_size: int) -> np.ndarray:

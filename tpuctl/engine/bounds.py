@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tpuctl.engine.request import MAX_LOGIT_BIAS, MAX_STOP_IDS
-from tpuctl.engine.scheduler import Sequence
+from tpuctl.engine.sequence import Sequence
 
 EXCLUDED = -1e30
 MAX_BIAS = 512
 """Columns of the bias arrays: a request's own, and its stop ids and ends of text while it may not stop."""
 
-Bound = list[tuple[int, Sequence]]
-"""Rows of a step that are bound, each with its sequence."""
+
+class BoundRow(NamedTuple):
+    """A row of a step whose draw is bound, its sequence, and how many drafts are between that and the row."""
+
+    row: int
+    sequence: Sequence
+    ahead: int
 
 
-def biases(bound: Bound, *, num_rows: int, vocab_size: int, eos_ids: tuple[int, ...]) -> dict[str, Any]:
+def biases(bound: list[BoundRow], *, num_rows: int, vocab_size: int, eos_ids: tuple[int, ...]) -> dict[str, Any]:
     """The fields ``bias*`` of ``sampling.SamplingRows``; the arrays only where a row has any."""
-    by_row = {row: bias for row, sequence in bound if (bias := _bias(sequence, eos_ids))}
+    by_row = {item.row: bias for item in bound if (bias := _bias(item, eos_ids))}
     if not by_row:
         return {"biased": np.False_}
     ids = np.full((num_rows, MAX_BIAS), vocab_size, np.int32)
@@ -30,9 +35,9 @@ def biases(bound: Bound, *, num_rows: int, vocab_size: int, eos_ids: tuple[int, 
     return {"biased": np.True_, "bias_ids": ids, "bias": values}
 
 
-def masks(bound: Bound, *, num_rows: int, vocab_size: int) -> dict[str, Any]:
+def masks(bound: list[BoundRow], *, num_rows: int, vocab_size: int) -> dict[str, Any]:
     """The fields ``masked`` and ``allowed``, the latter only where a row has a grammar."""
-    grammars = {row: sequence.grammar for row, sequence in bound if sequence.grammar is not None}
+    grammars = {item.row: item.sequence.grammar for item in bound if item.sequence.grammar is not None}
     if not grammars:
         return {"masked": np.False_}
     allowed = np.full((num_rows, -(-vocab_size // 32)), -1, np.int32)
@@ -43,10 +48,10 @@ def masks(bound: Bound, *, num_rows: int, vocab_size: int) -> dict[str, Any]:
     return {"masked": np.True_, "allowed": allowed}
 
 
-def _bias(sequence: Sequence, eos_ids: tuple[int, ...]) -> dict[int, float]:
-    sampling = sequence.request.sampling
+def _bias(item: BoundRow, eos_ids: tuple[int, ...]) -> dict[int, float]:
+    sampling = item.sequence.request.sampling
     # The token to be drawn is already pending here.
-    if sequence.num_output > sampling.min_tokens:
+    if item.sequence.num_output + item.ahead > sampling.min_tokens:
         return dict(sampling.logit_bias)
     forbidden = sampling.stop_ids if sampling.ignore_eos else (*sampling.stop_ids, *eos_ids)
     return {**sampling.logit_bias, **dict.fromkeys(forbidden, EXCLUDED)}

@@ -14,45 +14,17 @@ from typing import Any
 from jax.sharding import Mesh
 
 from tpuctl.engine.batch import BatchSizes, CompiledShape, SlotTable, StepResult, StepRunner
+from tpuctl.engine.drafting import standing
 from tpuctl.engine.explaining import PromptLogprobs, token_logprobs
 from tpuctl.engine.options import EngineOptions, buckets, smallest
 from tpuctl.engine.pages import PagePool
 from tpuctl.engine.request import FinishReason, Output, Request, RequestError, TokenLogprobs
 from tpuctl.engine.runner import Runner, RunnerOptions, least_tokens
-from tpuctl.engine.scheduler import Scheduler, SchedulerOptions, Sequence, Work
+from tpuctl.engine.scheduler import Scheduler, SchedulerOptions
+from tpuctl.engine.sequence import Sequence, Work
+from tpuctl.engine.stats import COUNTED, EngineStats
 from tpuctl.modelspec import ModelSpec
 from tpuctl.nn.params import ParamTree
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineStats:
-    """Figures of this moment, and counts since the start.
-
-    Attributes:
-        running: Sequences that hold pages.
-        waiting: Sequences that hold none yet, or none any more.
-        num_pages: Pages there are.
-        free_pages: Of these, neither in use nor holding a cached prefix.
-        cached_pages: Not in use but holding a prefix; taken, the oldest first, when no page is free.
-        prompt_tokens: Prompt tokens of samples that have begun to make tokens.
-        cached_tokens: Of these, found in the prefix cache.
-        output_tokens: Tokens made.
-        preemptions: Times a sequence lost its pages to another and had to be computed again.
-        steps: Steps run.
-        finished: Samples ended, for whatever reason.
-    """
-
-    running: int
-    waiting: int
-    num_pages: int
-    free_pages: int
-    cached_pages: int
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    preemptions: int
-    steps: int
-    finished: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,8 +51,10 @@ class Engine:
                 page_size=options.page_size,
                 max_running=options.max_running,
                 max_step_tokens=options.max_step_tokens,
+                max_rows=options.max_rows,
                 max_length=options.max_length,
                 prefix_cache=options.prefix_cache,
+                speculate=options.speculate,
             ),
             pool=self._pool,
         )
@@ -90,7 +64,7 @@ class Engine:
         self._prompts = PromptLogprobs(runner)
         self._in_flight: _InFlight | None = None
         self._arrivals = 0
-        self._counts = dict.fromkeys(("prompt_tokens", "cached_tokens", "output_tokens", "steps", "finished"), 0)
+        self._counts = dict.fromkeys(COUNTED, 0)
 
     def warm_up(self) -> Iterator[CompiledShape]:
         """Compile every shape a step may have, one for each item: until then the first of a shape waits for it."""
@@ -139,9 +113,15 @@ class Engine:
     def step(self) -> list[Output]:
         """Launch one step on the device and hand out what the one before it made.
 
-        So a sequence's tokens come one call later than they were computed: call until ``has_work`` is false.
+        So a sequence's tokens come one call later than they were computed: call until ``has_work`` is false. Where they
+        promise drafts for the step to launch, they are fetched first.
         """
-        before, self._in_flight = self._in_flight, self._launch()
+        before = self._in_flight
+        if before is not None and self._scheduler.wants_tokens():
+            outputs = self._collect(before)
+            self._in_flight = self._launch()
+            return outputs
+        self._in_flight = self._launch()
         return [] if before is None else self._collect(before)
 
     def has_work(self) -> bool:
@@ -193,9 +173,9 @@ class Engine:
         if not work:
             return None
         tokens = sum(item.num_tokens for item in work)
-        bucket = smallest(self._shapes, tokens=tokens, rows=len(work))
+        bucket = smallest(self._shapes, tokens=tokens, rows=sum(item.num_rows for item in work))
         batch = self._slots.batch(work, bucket=bucket)
-        self._counts["steps"] += 1
+        self._count(steps=1)
         if self._held:
             self._let_go(work)
         return _InFlight(work=work, launched=self._runner.launch(batch), explained=bool(batch.sampling["explained"]))
@@ -209,37 +189,57 @@ class Engine:
     def _collect(self, done: _InFlight) -> list[Output]:
         result = self._runner.fetch(done.launched, explained=done.explained)
         self._prompts.explain(done.work, done.launched)
-        outputs = [
-            self._taken(item.sequence, row, token, result)
-            for row, (item, token) in enumerate(zip(done.work, result.tokens.tolist(), strict=False))
-            if item.draws and not item.sequence.gone
-        ]
-        self._counts["output_tokens"] += len(outputs)
+        drawn, row = result.tokens.tolist(), 0
+        outputs: list[Output] = []
+        for item in done.work:
+            if item.draws and not item.sequence.gone:
+                outputs.append(self._taken(item, row, drawn[row : row + item.num_rows], result))
+            row += item.num_rows
+        self._count(output_tokens=sum(len(output.token_ids) for output in outputs))
         return outputs
 
-    def _taken(self, sequence: Sequence, row: int, token: int, result: StepResult) -> Output:
-        """One row's token, taken on: appended, and the sequence ended where it ends it."""
-        sequence.num_pending -= 1
-        sequence.tokens.append(token)
-        reason = self._finish_reason(sequence, token)
+    def _taken(self, item: Work, row: int, drawn: list[int], result: StepResult) -> Output:
+        """What was drawn for a sequence, from ``row`` on, taken on, and the sequence ended where that ends it."""
+        sequence = item.sequence
+        begins = len(sequence.tokens) == sequence.num_prompt
+        tokens, reason = self._appended(item, drawn)
         top = sequence.request.sampling.logprobs
+        told = () if top is None else tuple(token_logprobs(result, row + i, t, top) for i, t in enumerate(tokens))
         output = Output(
             request_id=sequence.request.request_id,
             index=sequence.index,
-            token_ids=(token,),
-            logprobs=() if top is None else (token_logprobs(result, row, token, top),),
-            prompt_logprobs=self._began(sequence) if len(sequence.tokens) == sequence.num_prompt + 1 else (),
+            token_ids=tuple(tokens),
+            logprobs=told,
+            prompt_logprobs=self._began(sequence) if begins else (),
             finish_reason=reason,
-            stop_id=token if reason == "stop" else None,
+            stop_id=tokens[-1] if reason == "stop" else None,
             cached_tokens=sequence.num_cached,
         )
         if reason is not None:
             self._finish(sequence)
         return output
 
+    def _appended(self, item: Work, drawn: list[int]) -> tuple[list[int], FinishReason | None]:
+        """Those of the drawn tokens that stand and come before the sequence's end; they are its own now."""
+        sequence, reason = item.sequence, None
+        stand = standing(item.drafts, drawn) if item.drafts else drawn
+        tokens: list[int] = []
+        for token in stand:
+            tokens.append(token)
+            sequence.tokens.append(token)
+            if (reason := self._finish_reason(sequence, token)) is not None:
+                break
+        right = min(len(tokens), len(stand) - 1)
+        sequence.settle(right)
+        self._count(draft_tokens=len(item.drafts), accepted_tokens=right)
+        return tokens, reason
+
+    def _count(self, **more: int) -> None:
+        for name, number in more.items():
+            self._counts[name] += number
+
     def _began(self, sequence: Sequence) -> tuple[TokenLogprobs, ...]:
-        self._counts["prompt_tokens"] += sequence.num_prompt
-        self._counts["cached_tokens"] += sequence.num_cached
+        self._count(prompt_tokens=sequence.num_prompt, cached_tokens=sequence.num_cached)
         return self._prompts.take(sequence)
 
     def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
@@ -269,7 +269,7 @@ class Engine:
             self._scheduler.remove(sequence)
         self._held.pop(sequence, None)
         self._prompts.take(sequence)
-        self._counts["finished"] += 1
+        self._count(finished=1)
 
 
 def create_engine(

@@ -8,7 +8,7 @@ import numpy as np
 
 from tpuctl.engine.batch import EXPLAINED_ROWS, StepResult, StepRunner
 from tpuctl.engine.request import TokenLogprobs
-from tpuctl.engine.scheduler import Sequence, Work
+from tpuctl.engine.sequence import Sequence, Work
 
 
 class PromptLogprobs:

@@ -8,6 +8,8 @@ from tpuctl.engine.adapters import Adapters
 from tpuctl.engine.batch import Bucket
 
 _FEW_ROWS = 8
+_DRAFT_ROWS = 64
+"""Rows that drafts may fill up to, however few sequences may run: on a TPU they still cost next to nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +23,7 @@ class EngineOptions:
         max_running: Sequences in one step at most.
         max_step_tokens: Tokens computed in one step at most: prompts longer than what is free are cut in chunks.
         min_step_tokens: The smallest shape compiled; smaller steps are padded to it.
+        speculate: Draft tokens of a sequence in one step at most; 0 for no drafts.
         prefix_cache: Whether full pages are kept and shared by prompts that begin alike.
         eos_ids: Tokens that end every text unless ``ignore_eos``.
         real_vocab: Token ids that exist, if fewer than the model's rows; the others are never drawn.
@@ -34,6 +37,7 @@ class EngineOptions:
     max_running: int = 256
     max_step_tokens: int = 512
     min_step_tokens: int = 1
+    speculate: int = 0
     prefix_cache: bool = True
     eos_ids: tuple[int, ...] = ()
     real_vocab: int | None = None
@@ -44,12 +48,14 @@ class EngineOptions:
         """Refuse sizes that can't work.
 
         Raises:
-            ValueError: A size below one, or fewer tokens than sequences in a step.
+            ValueError: A size below one, fewer tokens than sequences in a step, or fewer drafts than none.
         """
         sizes = ("max_length", "num_pages", "page_size", "max_running", "max_step_tokens", "min_step_tokens")
         for name in sizes:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.speculate < 0:
+            raise ValueError(f"speculate must be at least 0, got {self.speculate}")
         if self.max_step_tokens < self.max_running:
             raise ValueError(f"max_step_tokens {self.max_step_tokens} is below max_running {self.max_running}")
 
@@ -57,6 +63,12 @@ class EngineOptions:
     def pages_per_sequence(self) -> int:
         """Pages of the longest sequence."""
         return -(-self.max_length // self.page_size)
+
+    @property
+    def max_rows(self) -> int:
+        """Rows to draw from in one step at most: one of each sequence, and one more after each draft."""
+        drawn = min(self.max_running * (1 + self.speculate), _DRAFT_ROWS, self.max_step_tokens)
+        return max(self.max_running, drawn)
 
     @property
     def adapter_names(self) -> tuple[str, ...]:
@@ -70,7 +82,7 @@ def buckets(options: EngineOptions) -> list[Bucket]:
     Tokens come in few sizes, since what is cheap is weights read once: up to 32 tokens a step takes about the same
     time. For each there are few rows or all, since the head's product over rows of padding costs as much as a layer.
     """
-    rows = _sizes(first=options.min_step_tokens, last=options.max_running)
+    rows = _sizes(first=options.min_step_tokens, last=options.max_rows)
     few = _FEW_ROWS if _FEW_ROWS in rows else rows[0]
     shapes = {
         Bucket(tokens=tokens, rows=min(most, tokens))

@@ -6,6 +6,7 @@ needs a page when there is none takes those of the last in order, which is compu
 is never a victim, so each in turn gets done.
 
 The step before may still be on the device: a sequence's newest token is then *pending*, known to the device alone.
+One whose newest token is known may have drafts in the step, out of what room is left; they are never in anyone's way.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import heapq
 from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from tpuctl.engine.pages import PagePool, next_key, root_key
-from tpuctl.engine.request import Grammar, Request
+from tpuctl.engine.drafting import Lookup
+from tpuctl.engine.pages import PagePool
+from tpuctl.engine.sequence import Sequence, Work
+
+_WORTH = 4
+"""Sequences that wait for each draft at most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,72 +31,10 @@ class SchedulerOptions:
     page_size: int
     max_running: int
     max_step_tokens: int
+    max_rows: int
     max_length: int
     prefix_cache: bool = True
-
-
-class Sequence:
-    """One sample of a request on its way."""
-
-    def __init__(
-        self, request: Request, *, index: int, arrival: int, max_length: int, seed_words: tuple[int, int] = (0, 0)
-    ) -> None:
-        self.request = request
-        self.index = index
-        self.seed_words = seed_words
-        self.grammar: Grammar | None = (
-            request.grammar if index == 0 or request.grammar is None else request.grammar.fork()
-        )
-        self.order = (request.priority, arrival, index)
-        self.num_prompt = len(request.prompt)
-        self.end = min(self.num_prompt + request.sampling.max_tokens, max_length)
-        self.tokens = list(request.prompt)
-        self.num_pending = 0
-        self.num_computed = 0
-        self.num_cached = 0
-        self.pages: list[int] = []
-        self.slot: int | None = None
-        self.num_sealed = 0
-        self.gone = False
-        self._keys = [root_key(request.adapter)]
-
-    def __lt__(self, other: Sequence) -> bool:
-        return self.order < other.order
-
-    @property
-    def length(self) -> int:
-        """Tokens there are, the pending one included."""
-        return len(self.tokens) + self.num_pending
-
-    @property
-    def num_output(self) -> int:
-        """Tokens made so far, the pending one included."""
-        return self.length - self.num_prompt
-
-    @property
-    def remaining(self) -> int:
-        """Tokens to compute before the next can be drawn."""
-        return self.length - self.num_computed
-
-    def keys(self, count: int, *, page_size: int) -> list[bytes]:
-        """Keys of the first ``count`` pages, whose tokens must be known."""
-        while len(self._keys) <= count:
-            start = (len(self._keys) - 1) * page_size
-            self._keys.append(next_key(self._keys[-1], self.tokens[start : start + page_size]))
-        return self._keys[1 : count + 1]
-
-
-class Work(NamedTuple):
-    """One sequence's part in a step: ``num_tokens`` from the one at ``start`` and, if ``draws``, a new one.
-
-    ``fresh``: its first since it got its slot. A tuple, since hundreds are made in each step.
-    """
-
-    sequence: Sequence
-    start: int
-    num_tokens: int
-    draws: bool
-    fresh: bool = False
+    speculate: int = 0
 
 
 class Scheduler:
@@ -115,6 +57,8 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait for its turn."""
+        if self.options.speculate and sequence.lookup is None and _may_be_drafted(sequence):
+            sequence.lookup = Lookup(sequence.tokens)
         heapq.heappush(self._waiting, sequence)
         self._num_waiting += 1
 
@@ -134,7 +78,7 @@ class Scheduler:
             self._free(sequence)
 
     def schedule(self) -> list[Work]:
-        """The next step, decoding sequences first. It counts as computed from here on; empty if nothing can go on."""
+        """The next step. It counts as computed from here on, but for drafts; empty if nothing can go on."""
         size = self.options.page_size
         for item in self._launched:
             if item.start % size + item.num_tokens >= size:  # it has filled a page
@@ -142,13 +86,31 @@ class Scheduler:
         decodes, prompts = self._go_on()
         left = self.options.max_step_tokens - len(decodes) - sum(item.num_tokens for item in prompts)
         prompts.extend(self._let_in(left))
-        prompts.sort(key=lambda item: item.num_tokens > 1)  # a prompt's last token is computed like a decoding one
+        if self.options.speculate:
+            decodes = self._with_drafts(decodes, prompts)
         work = decodes + prompts
-        for sequence, _, count, draws, _ in work:
-            sequence.num_computed += count
+        for sequence, _, count, draws, _, drafts in work:
+            sequence.num_computed += count - len(drafts)
             sequence.num_pending += draws
+            sequence.drafted = bool(drafts)
         self._launched = work
         return work
+
+    def wants_tokens(self) -> bool:
+        """Whether the tokens of the step on the device promise so many drafts that the next should wait for them.
+
+        The device stands still meanwhile, for all sequences. So it takes some that gain.
+        """
+        room = self.options.max_rows - len(self.running)
+        if not self.options.speculate or room < 1:
+            return False
+        promise = 0
+        for sequence in self.running:
+            if sequence.lookup is not None:
+                sequence.lookup.read()
+                if sequence.num_output:
+                    promise += min(sequence.lookup.promise, self.options.speculate)
+        return 0 < len(self.running) <= min(promise, room) * _WORTH
 
     def _go_on(self) -> tuple[list[Work], list[Work]]:
         """Work of the running sequences. A decoding one always has its token: prompts share what these leave."""
@@ -171,6 +133,38 @@ class Scheduler:
                 count = min(sequence.remaining, budget)
                 budget -= count
                 yield _work(sequence, count)
+
+    def _with_drafts(self, decodes: list[Work], prompts: list[Work]) -> list[Work]:
+        """``decodes``, with drafts for those that have any, as many for each where there is no room for all."""
+        taken = len(decodes) + sum(item.num_tokens for item in prompts)
+        rows = len(decodes) + len(prompts)
+        room = min(self.options.max_step_tokens - taken, self.options.max_rows - rows)
+        if not room:
+            return decodes
+        promising = {place: most for place, item in enumerate(decodes) if (most := self._most_drafts(item.sequence))}
+        left = len(promising)
+        for place, most in promising.items():
+            drafts = self._drafts(decodes[place].sequence, min(most, -(-room // left)))
+            decodes[place] = decodes[place]._replace(num_tokens=1 + len(drafts), drafts=drafts)
+            room -= len(drafts)
+            left -= 1
+        return decodes
+
+    def _most_drafts(self, sequence: Sequence) -> int:
+        """Drafts for a sequence whose next step is its newest token, if that is known: none beyond its end."""
+        if sequence.lookup is None or sequence.num_pending:
+            return 0
+        sequence.lookup.read()
+        return min(sequence.lookup.promise, self.options.speculate, sequence.end - sequence.length - 1)
+
+    def _drafts(self, sequence: Sequence, most: int) -> tuple[int, ...]:
+        """What its pages hold, and further ones that nobody misses: each running sequence is left one to grow into."""
+        missing = self._pages_for(sequence.length + most) - len(sequence.pages)
+        if 0 < missing <= self.pool.num_available - len(self.running):
+            sequence.pages.extend(self.pool.allocate(missing) or ())
+        at_hand = len(sequence.pages) * self.options.page_size - sequence.length
+        assert sequence.lookup is not None
+        return sequence.lookup.draft(min(most, at_hand))
 
     def _reserve(self, sequence: Sequence, count: int) -> bool:
         """Pages for so many more tokens, at the cost of those last in order; ``False`` if it was the last itself."""
@@ -253,9 +247,14 @@ class Scheduler:
 
 
 def _can_go_on(sequence: Sequence) -> bool:
-    if sequence.grammar is not None and sequence.num_pending:
+    if sequence.num_pending and (sequence.drafted or sequence.grammar is not None):
         return False  # what may come next depends on a token that only the device knows
     return sequence.length < sequence.end
+
+
+def _may_be_drafted(sequence: Sequence) -> bool:
+    """Penalties and a grammar look at all tokens before the one to draw, of which drafts are none yet."""
+    return sequence.grammar is None and not sequence.request.sampling.has_penalties
 
 
 def _work(sequence: Sequence, count: int, *, fresh: bool = False) -> Work:

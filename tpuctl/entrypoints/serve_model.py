@@ -155,6 +155,7 @@ def engine_options(plan: ServingPlan, tokenizer: Tokenizer) -> EngineOptions:
         page_size=table.page_size,
         max_running=table.max_sequences,
         max_step_tokens=table.max_step_tokens,
+        speculate=table.speculate,
         # Each device of the mesh draws its share of the rows.
         min_step_tokens=plan.mesh.tensor,
         prefix_cache=table.prefix_cache,

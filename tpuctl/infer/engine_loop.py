@@ -131,11 +131,8 @@ class EngineLoop:
         sample = answer.samples[output.index]
         if sample.finish_reason is not None:
             return  # of a request whose other samples go on
-        sample.token_ids += output.token_ids
         answer.prompt_logprobs = answer.prompt_logprobs or output.prompt_logprobs
-        sample.finish_reason = output.finish_reason
-        if sample.watch is not None and sample.watch.add(output.token_ids):
-            sample.finish_reason = "stop"
+        sample.finish_reason = "stop" if _ends(sample, output.token_ids) else output.finish_reason
         if all(sample.finish_reason is not None for sample in answer.samples):
             self.engine.abort(output.request_id)  # of one that a watch has ended the engine doesn't know that yet
             self._close(output.request_id)
@@ -146,6 +143,18 @@ class EngineLoop:
         asked.tell(1)
         if not asked.open:
             asked.done.set()
+
+
+def _ends(sample: Sampled, token_ids: Sequence[int]) -> bool:
+    """Take on tokens up to the one at which the sample's watch ends it; whether it does."""
+    if sample.watch is None:
+        sample.token_ids += token_ids
+        return False
+    for token in token_ids:
+        sample.token_ids.append(token)
+        if sample.watch.add((token,)):
+            return True
+    return False
 
 
 def _unanswered(request: Request, watches: Callable[[Request], Watch] | None) -> Answer:

@@ -76,6 +76,7 @@ class Language:
             max_running=plan.batch_rows,
             min_step_tokens=replica.min_step_tokens,
             max_step_tokens=replica.max_step_tokens,
+            speculate=plan.speculate,
             eos_ids=tokenizer.special.eos_ids,
             real_vocab=tokenizer.vocab_size,
         )

@@ -92,7 +92,8 @@ class TaskPlan:
     the columns it gets, all that can be arrays if empty. Every batch it sees has ``batch_rows`` rows. The other fields
     are of tasks on text: ``text_column`` and what follows; ``max_length`` in tokens, ``None`` for the model's own.
     ``text_column`` is None where ``prompt`` says of what the text is made. ``sampling`` is a generate task's alone.
-    ``weights`` is what a decoder's matrices are quantised to, ``None`` for ``dtype``.
+    ``weights`` is what a decoder's matrices are quantised to, ``None`` for ``dtype``. ``speculate`` is how many draft
+    tokens a row of a generate task may have in a step.
     """
 
     kind: TaskKind
@@ -108,6 +109,7 @@ class TaskPlan:
     choices_column: str | None
     dtype: InferDtype
     weights: QuantisedDtype | None
+    speculate: int
     pooling: PoolingKind
     normalise: bool
     prompt: PromptPlan | None

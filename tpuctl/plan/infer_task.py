@@ -25,6 +25,8 @@ def plan_task(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> Tas
     _check_choices(recipe, findings)
     if task.weights is not None and task.kind not in _LANGUAGE:
         findings.refuse("task.weights", f"a task of kind {task.kind!r} has no decoder to quantise", "leave it out")
+    if task.speculate and task.kind != "generate":
+        findings.refuse("task.speculate", f"a task of kind {task.kind!r} makes no tokens", "leave it out")
     prompt = _prompt(recipe, here=here, findings=findings)
     plan = TaskPlan(
         kind=task.kind,
@@ -40,6 +42,7 @@ def plan_task(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> Tas
         choices_column=task.choices_column,
         dtype=task.dtype,
         weights=task.weights,
+        speculate=task.speculate,
         pooling=task.pooling,
         normalise=task.normalise,
         prompt=prompt,

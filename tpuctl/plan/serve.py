@@ -188,6 +188,7 @@ class _Memory:
             max_length=max_length,
             max_sequences=table.max_sequences,
             max_step_tokens=table.max_step_tokens,
+            speculate=table.speculate,
             page_size=table.page_size,
             num_pages=num_pages,
             page_bytes=self._page_bytes,

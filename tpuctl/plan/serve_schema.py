@@ -33,7 +33,8 @@ class ServedCheckpointPlan:
 class EnginePlan:
     """How much the engine holds. ``page_bytes`` is one KV page of all layers, over all devices.
 
-    ``weights`` is what matrices are quantised to, ``None`` for ``dtype``.
+    ``weights`` is what matrices are quantised to, ``None`` for ``dtype``. ``speculate`` is how many draft tokens a
+    sequence may have in a step.
     """
 
     dtype: ServeDtype
@@ -41,6 +42,7 @@ class EnginePlan:
     max_length: int
     max_sequences: int
     max_step_tokens: int
+    speculate: int
     page_size: int
     num_pages: int
     page_bytes: int

@@ -81,6 +81,9 @@ def check_handover(recipe: ServingRecipe, *, chips: int, findings: Findings) -> 
     if recipe.engine.weights is not None:
         hint = "use serve.engine_args.quantization"
         findings.refuse("engine.weights", "vLLM quantises in ways of its own", hint)
+    if recipe.engine.speculate:
+        hint = "use serve.engine_args.speculative_config"
+        findings.refuse("engine.speculate", "vLLM speculates in ways of its own", hint)
     _check_args(engine_args(recipe), chips=chips, findings=findings)
 
 

@@ -125,6 +125,15 @@ class TaskTable:
         example="int8",
         also=("quantization", "quantisation", "quantize", "weight_dtype"),
     )
+    speculate: int = setting(
+        0,
+        doc="Draft tokens that a row of generate may have in a step, looked up in its own prompt and answer: fewer "
+        "steps where answers repeat their prompts. The answers are the same. 0 for none.",
+        unit="tokens",
+        minimum=0,
+        maximum=32,
+        also=("num_speculative_tokens", "speculative_tokens", "prompt_lookup_num_tokens"),
+    )
     pooling: PoolingKind = setting("mean", doc="A text's vector: the mean over its tokens, or that of the first.")
     normalise: bool = setting(True, doc="Scale each vector to length 1.", also=("normalize",))
 

@@ -228,6 +228,16 @@ class EngineTable:
         maximum=65_536,
         also=("max_num_batched_tokens",),
     )
+    speculate: int = setting(
+        0,
+        doc="Draft tokens that a sequence may have in a step, looked up in its own prompt and answer and held against "
+        "what is drawn: fewer steps where an answer repeats what was said, as in edits of code or quotations, and few "
+        "sequences run. 0 for none; 4 is a good start.",
+        unit="tokens",
+        minimum=0,
+        maximum=32,
+        also=("num_speculative_tokens", "speculative_tokens", "prompt_lookup_num_tokens", "speculative_config"),
+    )
     page_size: int = setting(
         64,
         doc="Tokens of a KV page; TPU kernels want 128.",

@@ -26,7 +26,7 @@ MAX_FAILURES_IN_A_ROW = 3
 
 
 class StatsLike(Protocol):
-    """The engine's figures that are shown; see ``engine.engine.EngineStats``."""
+    """The engine's figures that are shown; see ``engine.stats.EngineStats``."""
 
     @property
     def running(self) -> int: ...  # noqa: D102
@@ -44,6 +44,10 @@ class StatsLike(Protocol):
     def cached_tokens(self) -> int: ...  # noqa: D102
     @property
     def output_tokens(self) -> int: ...  # noqa: D102
+    @property
+    def draft_tokens(self) -> int: ...  # noqa: D102
+    @property
+    def accepted_tokens(self) -> int: ...  # noqa: D102
     @property
     def preemptions(self) -> int: ...  # noqa: D102
 

@@ -160,6 +160,8 @@ class _EngineCollector(Collector):
         yield self._counter("generation_tokens", "Tokens made.", stats.output_tokens)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", stats.prompt_tokens)
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.cached_tokens)
+        yield self._counter("spec_decode_num_draft_tokens", "Drafts held against tokens drawn.", stats.draft_tokens)
+        yield self._counter("spec_decode_num_accepted_tokens", "Of these, right.", stats.accepted_tokens)
         yield self._counter("num_preemptions", "Sequences that lost their pages for a time.", stats.preemptions)
 
     def _gauge(self, name: str, doc: str, value: float) -> Metric:
