@@ -22,6 +22,7 @@ def task_plan(**changes: Any) -> TaskPlan:
         "choices_column": None,
         "dtype": "float32",
         "weights": None,
+        "kv_dtype": None,
         "pooling": "mean",
         "normalise": True,
         "prompt": None,

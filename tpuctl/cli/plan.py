@@ -127,7 +127,8 @@ def _numbers(task: TaskPlan) -> list[str]:
     own = [f"choices of {task.choices_column}"] if task.choices_column else []
     common = [f"choices {', '.join(map(repr, task.choices))}"] if task.choices else []
     numbers = task.dtype if task.weights is None else f"{task.weights} and {task.dtype}"
-    return [*own, *common, *(_drawn(task.sampling) if task.sampling else []), numbers]
+    pages = [] if task.kv_dtype is None else [f"KV pages in {task.kv_dtype}"]
+    return [*own, *common, *(_drawn(task.sampling) if task.sampling else []), numbers, *pages]
 
 
 def _prompt(task: TaskPlan) -> str:

@@ -9,13 +9,15 @@ updates it in place: the page ``i`` of a layer is number ``layer · num_pages + 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int, Int32
 
+from tpuctl.engine.kept import kept
+from tpuctl.modelspec.pages import page_heads, page_lanes
 from tpuctl.nn.attention import LayerView
 
 PagedKernel = Literal["reference", "blocks", "ragged"]
@@ -24,7 +26,6 @@ QUERY_BLOCK = 32
 """Queries of one prompt that ``blocks`` takes at a time."""
 
 _MASKED = -1e30
-_LANES = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,13 +51,17 @@ class PagedLayout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageShape:
-    """Sizes of one device's pages. ``num_pages`` per layer, the last of which takes what padding writes."""
+    """One device's pages. ``num_pages`` per layer, the last of which takes what padding writes.
+
+    ``dtype`` is theirs, which may be narrower than that of what is written and read.
+    """
 
     num_layers: int
     num_pages: int
     page_size: int
     kv_heads: int
     head_dim: int
+    dtype: Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +117,8 @@ def pages_shape(shape: PageShape, kernel: PagedKernel) -> tuple[int, ...]:
     """The array of all pages of one device, its heads along ``heads_axis``."""
     pages = shape.num_layers * shape.num_pages
     if kernel == "ragged":
-        return pages, shape.page_size, 2 * shape.kv_heads, _in_lanes(shape.head_dim)
+        heads = page_heads(shape.kv_heads, item_bytes=jnp.dtype(shape.dtype).itemsize)
+        return pages, shape.page_size, 2 * heads, page_lanes(shape.head_dim)
     return pages, 2 * shape.kv_heads, shape.page_size * shape.head_dim
 
 
@@ -121,18 +127,14 @@ def heads_axis(kernel: PagedKernel) -> int:
     return 2 if kernel == "ragged" else 1
 
 
-def _in_lanes(size: int) -> int:
-    return -(-size // _LANES) * _LANES
-
-
 def _write(pages: Array, k: Array, v: Array, *, attention: PagedAttention, layer: LayerView) -> Array:
     shape = attention.shape
     page = attention.layout.places // shape.page_size + attention.first_page(layer)
     place, heads = attention.layout.places % shape.page_size, shape.kv_heads
     by_channel = pages.reshape(*pages.shape[:2], shape.head_dim, shape.page_size)
-    by_channel = by_channel.at[page, :heads, :, place].set(k.astype(pages.dtype))
+    by_channel = by_channel.at[page, :heads, :, place].set(kept(k, pages.dtype))
     by_token = by_channel.reshape(*pages.shape[:2], shape.page_size, shape.head_dim)
-    by_token = by_token.at[page, heads:, place].set(v.astype(pages.dtype))
+    by_token = by_token.at[page, heads:, place].set(kept(v, pages.dtype))
     return by_token.reshape(pages.shape)
 
 
@@ -202,7 +204,8 @@ def _block(q: Array, out: Array, pages: Array, place: tuple[PagedAttention, Laye
 
     def page(i: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         total, peak, norm = carry
-        keys, values = _keys_and_values(lax.dynamic_index_in_dim(pages, table[i], keepdims=False), attention.shape)
+        here = lax.dynamic_index_in_dim(pages, table[i], keepdims=False).astype(mine.dtype)
+        keys, values = _keys_and_values(here, attention.shape)
         scores = jnp.einsum("kgqd,kds->kgqs", mine, keys, preferred_element_type=jnp.float32)
         seen = _seen(positions, i * size + jnp.arange(size)[None, :], layer)
         scores = jnp.where(seen, _capped(scores, layer), _MASKED)

@@ -12,6 +12,7 @@ import numpy as np
 
 from tpuctl.engine.adapters import Adapters
 from tpuctl.engine.engine import Engine
+from tpuctl.engine.kept import as_kept
 from tpuctl.engine.lockstep import Forward
 from tpuctl.engine.request import Request, SamplingParams
 from tpuctl.engine.step import own_ranks
@@ -20,6 +21,7 @@ from tpuctl.modelspec import ModelSpec
 from tpuctl.nn.decoder import ForwardOptions, TokenRows
 from tpuctl.nn.params import ParamTree, bind
 from tpuctl.plan.serve_schema import ServeDtype
+from tpuctl.plan.weights_schema import KvDtype
 
 PROBE_TOKENS = 8
 PROBE_STEPS = 4
@@ -27,8 +29,14 @@ PROBE_STEPS = 4
 _TIES = {"float32": 1e-3, "bfloat16": 0.125}
 
 
-def plain_forward(spec: ModelSpec, params: ParamTree, *, adapters: Adapters | None = None) -> Forward:
-    """The forward pass over a whole text, with neither pages nor batches. On a mesh, every host calls it."""
+def plain_forward(
+    spec: ModelSpec, params: ParamTree, *, adapters: Adapters | None = None, kv_dtype: KvDtype | None = None
+) -> Forward:
+    """The forward pass over a whole text, with neither pages nor batches. On a mesh, every host calls it.
+
+    With ``kv_dtype`` attention sees keys and values rounded as an engine's pages keep them, so that the engine can be
+    asked for the very same numbers.
+    """
     whole = _everywhere(params)
     lora = None if adapters is None else adapters.lora
 
@@ -37,8 +45,10 @@ def plain_forward(spec: ModelSpec, params: ParamTree, *, adapters: Adapters | No
         positions = jnp.arange(tokens.shape[0])[None]
         rows = TokenRows(tokens=tokens[None], positions=positions, segment_ids=jnp.ones_like(positions))
         ranks = None if adapters is None else own_ranks(adapters, jnp.full_like(positions, adapter))
-        options = ForwardOptions(adapter_ranks=ranks)
-        found = bind(spec, params, lora=lora).logits(rows, options=options)[0].astype(jnp.float32)
+        decoder, options = bind(spec, params, lora=lora), ForwardOptions(adapter_ranks=ranks)
+        attend = as_kept(decoder.row_attention(rows, options=options), kv_dtype)
+        hidden, _ = decoder.run(rows.tokens, rows.positions, attend=attend, state=(), options=options)
+        found = decoder.project_to_vocab(hidden)[0].astype(jnp.float32)
         return found if whole is None else jax.lax.with_sharding_constraint(found, whole)
 
     return lambda tokens, adapter: np.asarray(logits(params, tokens, np.int32(adapter)))

@@ -25,6 +25,8 @@ def plan_task(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> Tas
     _check_choices(recipe, findings)
     if task.weights is not None and task.kind not in _LANGUAGE:
         findings.refuse("task.weights", f"a task of kind {task.kind!r} has no decoder to quantise", "leave it out")
+    if task.kv_dtype is not None and task.kind not in _LANGUAGE:
+        findings.refuse("task.kv_dtype", f"a task of kind {task.kind!r} has no KV pages", "leave it out")
     prompt = _prompt(recipe, here=here, findings=findings)
     plan = TaskPlan(
         kind=task.kind,
@@ -40,6 +42,7 @@ def plan_task(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> Tas
         choices_column=task.choices_column,
         dtype=task.dtype,
         weights=task.weights,
+        kv_dtype=task.kv_dtype,
         pooling=task.pooling,
         normalise=task.normalise,
         prompt=prompt,

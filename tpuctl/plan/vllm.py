@@ -81,6 +81,8 @@ def check_handover(recipe: ServingRecipe, *, chips: int, findings: Findings) -> 
     if recipe.engine.weights is not None:
         hint = "use serve.engine_args.quantization"
         findings.refuse("engine.weights", "vLLM quantises in ways of its own", hint)
+    if recipe.engine.kv_dtype is not None:
+        findings.refuse("engine.kv_dtype", "vLLM keeps pages in its own way", "use serve.engine_args.kv_cache_dtype")
     _check_args(engine_args(recipe), chips=chips, findings=findings)
 
 
