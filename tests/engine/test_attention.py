@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tpuctl.engine.attention import PagedAttention, PagedLayout, PageShape, pages_shape
+from tpuctl.engine.attention import PagedAttention, PagedLayout, PageShape, pages_array
 from tpuctl.engine.batch import BatchSizes, Bucket, SlotTable
 from tpuctl.engine.request import Request
 from tpuctl.engine.scheduler import Sequence, Work
@@ -81,7 +81,7 @@ def compare(kernel: str, parts: list[tuple[int, int]], *, window: int, cap: floa
     q = np.zeros((1, 112, HEADS, DIM), np.float32)
     q[0, :total] = rng.normal(size=(total, HEADS, DIM))
     k, v = np.zeros((2, 1, 112, KV_HEADS, DIM), np.float32)
-    pages = np.zeros(pages_shape(shape, "blocks"), shape.dtype)
+    pages = np.zeros(pages_array(shape, "blocks").shape, shape.dtype)
     at = 0
     for row, (start, count) in enumerate(parts):
         k[0, at : at + count], v[0, at : at + count] = sequences[row][:, start:]
@@ -93,11 +93,12 @@ def compare(kernel: str, parts: list[tuple[int, int]], *, window: int, cap: floa
         at += count
     attention = PagedAttention(layout=layout, shape=shape, kernel=kernel)  # type: ignore[arg-type]
     layer = LayerView(index=jnp.asarray(1), window=jnp.asarray(window), softcap=cap)
-    out, after = jax.jit(lambda q, k, v, pages: attention(q, k, v, layer=layer, state=pages))(q, k, v, pages)
+    given = pages.view(pages_array(shape, "blocks").dtype)
+    out, after = jax.jit(lambda q, k, v, pages: attention(q, k, v, layer=layer, state=pages))(q, k, v, given)
     at = 0
     for row, (_, count) in enumerate(parts):
         wanted = _plain(q[0, at : at + count], *rounded[row], window=window, cap=cap)
         np.testing.assert_allclose(out[0, at : at + count], wanted, atol=2e-5)
         at += count
-    assert after.dtype == shape.dtype
+    assert after.dtype == given.dtype
     assert not np.asarray(after[: shape.num_pages]).any(), "another layer's pages were written"

@@ -60,24 +60,29 @@ def test_int8_weights_of_a_folder_are_on_all_devices_and_checked_against_themsel
     assert (gate.values.dtype, gate.values.addressable_shards[0].data.shape) == (jnp.int8, (3, 32, 8))
     plain = _whole(WIDE_SPEC, tmp_path)
     tokens = np.arange(12, dtype=np.int32)
-    exact = plain_forward(WIDE_SPEC, dequantised_tree(quantised_tree(plain), dtype=jnp.float32))(tokens, NONE)
-    np.testing.assert_allclose(forward(tokens, NONE), exact, rtol=1e-4, atol=1e-5)
-    assert np.abs(exact - plain_forward(WIDE_SPEC, plain)(tokens, NONE)).max() > 1e-3, "nothing was rounded"
+    exact = plain_forward(WIDE_SPEC, dequantised_tree(quantised_tree(plain), dtype=jnp.float32))(tokens, NONE).logits
+    np.testing.assert_allclose(forward(tokens, NONE).logits, exact, rtol=1e-4, atol=1e-5)
+    assert np.abs(exact - plain_forward(WIDE_SPEC, plain)(tokens, NONE).logits).max() > 1e-3, "nothing was rounded"
 
 
 def test_fp8_pages_are_checked_against_a_forward_pass_over_rounded_keys_and_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
-    write_model(tmp_path)
-    plan = served(tmp_path, topology="1x1", engine={"kv_dtype": "fp8"}, source=str(tmp_path), tokenizer="bytes")
+    write_model(tmp_path, config=CONFIG | WIDE)
+    plan = served(tmp_path, topology="2x4", engine={"kv_dtype": "fp8"}, source=str(tmp_path), tokenizer="bytes")
     options = EngineOptions(max_length=32, num_pages=4, page_size=8, max_running=8, max_step_tokens=8)
     runner, forward = ready_runner(plan, options, simulated=True, tell=lambda *_, **__: None)
-    assert runner._state["pages"].dtype == jnp.float8_e4m3fn
-    tokens, params = np.arange(12, dtype=np.int32), _whole(SPEC, tmp_path)
-    wanted = plain_forward(SPEC, params, kv_dtype="fp8")(tokens, NONE)
-    np.testing.assert_allclose(forward(tokens, NONE), wanted, rtol=1e-4, atol=1e-5)
-    assert np.abs(wanted - plain_forward(SPEC, params)(tokens, NONE)).max() > 1e-3, "nothing was rounded"
+    assert runner.program.page_shape.dtype == jnp.float8_e4m3fn
+    assert runner._state["pages"].dtype.itemsize == 1
+    tokens, params = np.arange(12, dtype=np.int32), _whole(WIDE_SPEC, tmp_path)
+    wanted = plain_forward(WIDE_SPEC, params, kv_dtype="fp8")(tokens, NONE)
+    np.testing.assert_allclose(forward(tokens, NONE).logits, wanted.logits, rtol=1e-4, atol=1e-5)
+    exact = plain_forward(WIDE_SPEC, params)(tokens, NONE)
+    moved = np.std(wanted.logits - exact.logits, axis=-1)
+    np.testing.assert_allclose(forward(tokens, NONE).moved, moved, rtol=0.01)
+    assert moved[1:].min() > 1e-4, "nothing was rounded"
+    assert not exact.moved.any()
 
 
 def _whole(spec: ModelSpec, folder: Path) -> ParamTree:

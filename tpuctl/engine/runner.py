@@ -25,7 +25,7 @@ from tpuctl.engine.attention import (
     PageShape,
     heads_axis,
     kernel_for,
-    pages_shape,
+    pages_array,
 )
 from tpuctl.engine.batch import EXPLAINED_ROWS, BatchSizes, CompiledShape, SlotTable, StepBatch, StepResult
 from tpuctl.engine.bounds import MAX_BIAS
@@ -185,11 +185,12 @@ class StepProgram:
 
     def abstract_state(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes and shardings of what a step carries to the next."""
-        pages = list(pages_shape(self.page_shape, self.kernel))
-        pages[heads_axis(self.kernel)] *= self.partition.tensor.size
+        pages = pages_array(self.page_shape, self.kernel)
+        sizes = list(pages.shape)
+        sizes[heads_axis(self.kernel)] *= self.partition.tensor.size
         slots = self.engine.max_running + 1
         shapes = {
-            "pages": jax.ShapeDtypeStruct(tuple(pages), self.page_shape.dtype),
+            "pages": jax.ShapeDtypeStruct(tuple(sizes), pages.dtype),
             "last": jax.ShapeDtypeStruct((slots,), jnp.int32),
             "counts": jax.ShapeDtypeStruct((slots, self.spec.vocab_size), jnp.int32),
         }
