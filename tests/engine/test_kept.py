@@ -68,8 +68,8 @@ def hold(outputs: list[Output], prompt: list[int], spec: ModelSpec) -> None:
 
 @pytest.mark.parametrize(
     ("spec", "tensor"),
-    [(SPEC, 1), (WINDOWED, 1), (SPEC, 4), pytest.param(SPEC, 2, marks=pytest.mark.slow)],
-    ids=["whole", "windows", "shared-heads", "tensor-2"],
+    [(SPEC, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((WINDOWED, 1), (SPEC, 2), (SPEC, 4)))],
+    ids=["whole", "windows", "tensor-2", "shared-heads"],
 )
 def test_engine_says_what_the_forward_pass_over_rounded_keys_and_values_says(spec: ModelSpec, tensor: int) -> None:
     engine = tiny_engine(spec, tensor=tensor, kv_dtype="fp8")
@@ -98,12 +98,12 @@ def test_parity_is_held_against_a_forward_pass_over_rounded_keys_and_values() ->
     check_parity(engine, forward(SPEC), dtype="float32", tell=lambda phase, **_: told.append(phase))
     assert told == ["checked"]
     other = jax.tree.map(lambda x: x, tiny_params())
-    other["layers"]["attention"]["value"] = other["layers"]["attention"]["value"] * 1.25
+    other["layers"]["attention"]["value"] = other["layers"]["attention"]["value"][:, :, ::-1]
     with pytest.raises(JobFailedError, match="from the plain forward pass"):
         check_parity(engine, plain_forward(SPEC, other, kv_dtype="fp8"), dtype="float32", tell=lambda *_, **__: None)
 
 
-@pytest.mark.parametrize("tensor", [1, 4])
+@pytest.mark.parametrize("tensor", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_pages_take_a_byte_a_number(tensor: int) -> None:
     pages = tiny_engine(tensor=tensor, kv_dtype="fp8")._runner._state["pages"]  # type: ignore[attr-defined]
     assert pages.dtype == jnp.uint8, "XLA on CPU would convert all of them for each write"
