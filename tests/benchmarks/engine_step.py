@@ -1,6 +1,6 @@
 """The engine's speed on one compute thread, what its step costs over the bare matrix products, and the host's part.
 
-    python -m tests.benchmarks.engine_step [--dtype float32] [--weights int8] [--model tiny-64m] [--parts ready serving]
+    python -m tests.benchmarks.engine_step [--dtype float32] [--weights int8] [--kv fp8] [--model tiny-64m] [--parts …]
 
 One thread: this process is pinned to one core before jax starts, and with it the host's part of the work. The model
 is random, of the preset's shapes and a vocabulary of 32,000; prompts of 128 tokens, 128 tokens out, greedy, no stop.
@@ -35,6 +35,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--weights", choices=["int8"])
+    parser.add_argument("--kv", choices=["fp8"])
     parser.add_argument("--model", default="tiny-64m")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--page-size", type=int, default=64)
@@ -172,7 +173,7 @@ def _engine(options: argparse.Namespace) -> tuple[Any, Any, Any]:
         prefix_cache=False,
         min_step_tokens=least_tokens(mesh, dtype=options.dtype),
     )
-    run = RunnerOptions(dtype=jnp.dtype(options.dtype), quantised=options.weights)
+    run = RunnerOptions(dtype=jnp.dtype(options.dtype), quantised=options.weights, kv_dtype=options.kv)
     params = init_params(spec, jax.random.key(0))
     params = quantised_tree(params) if options.weights else params
     runner = Runner(spec, params, mesh=mesh, engine=sizes, options=run)

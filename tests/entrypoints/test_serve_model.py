@@ -1,4 +1,4 @@
-"""The weights of an endpoint where its recipe asks for int8: those of a folder, and random ones."""
+"""An endpoint whose recipe asks for int8 weights, of a folder and random ones, or for pages of fp8."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tpuctl.engine.adapters import NONE
 from tpuctl.engine.options import EngineOptions
 from tpuctl.entrypoints.parity import plain_forward
 from tpuctl.entrypoints.serve_model import _drawn, ready_runner
-from tpuctl.nn.params import init_params, param_shardings
+from tpuctl.modelspec import ModelSpec
+from tpuctl.nn.params import ParamTree, init_params, param_shardings
 from tpuctl.nn.quantised import dequantised_tree, quantised_tree
 from tpuctl.nn.weights import load_params
 from tpuctl.plan.resolve import resolve
@@ -29,12 +30,15 @@ WIDE = {"num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size":
 WIDE_SPEC = replace(SPEC, num_heads=8, num_kv_heads=8, mlp_size=64, tied_embedding=False)
 
 
-def served(cwd: Path, *, topology: str, **model: str) -> ServingPlan:
+INT8 = {"weights": "int8"}
+
+
+def served(cwd: Path, *, topology: str, engine: dict[str, str], **model: str) -> ServingPlan:
     tables: dict[str, Any] = {
         "kind": "serve",
         "slice": {"accelerator": "v5e", "topology": topology},
         "model": model,
-        "engine": {"dtype": "float32", "weights": "int8"},
+        "engine": {"dtype": "float32", **engine},
     }
     recipe = build_recipe(Source(file="r.toml", values=tables, lines={}))
     plan = resolve(recipe, environ={}, cwd=cwd, source=read_source(recipe, environ={}, cwd=cwd))
@@ -47,26 +51,48 @@ def test_int8_weights_of_a_folder_are_on_all_devices_and_checked_against_themsel
 ) -> None:
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))  # left to the host, which is these tests
     write_model(tmp_path, config=CONFIG | WIDE)
-    plan = served(tmp_path, topology="2x4", source=str(tmp_path), tokenizer="bytes")
+    plan = served(tmp_path, topology="2x4", engine=INT8, source=str(tmp_path), tokenizer="bytes")
     options = EngineOptions(max_length=32, num_pages=4, page_size=8, max_running=8, max_step_tokens=8)
     told: list[str] = []
     runner, forward = ready_runner(plan, options, simulated=True, tell=lambda phase, **_: told.append(phase))
     assert told == ["weights"]
     gate = runner._params["layers"]["mlp"]["gate"]
     assert (gate.values.dtype, gate.values.addressable_shards[0].data.shape) == (jnp.int8, (3, 32, 8))
-    one = tensor_mesh()
-    plain = load_params(
-        WIDE_SPEC, str(tmp_path), family="llama", shardings=param_shardings(WIDE_SPEC, one), dtype=np.float32
-    ).params
+    plain = _whole(WIDE_SPEC, tmp_path)
     tokens = np.arange(12, dtype=np.int32)
-    exact = plain_forward(WIDE_SPEC, dequantised_tree(quantised_tree(plain), dtype=jnp.float32))(tokens, NONE)
-    np.testing.assert_allclose(forward(tokens, NONE), exact, rtol=1e-4, atol=1e-5)
-    assert np.abs(exact - plain_forward(WIDE_SPEC, plain)(tokens, NONE)).max() > 1e-3, "nothing was rounded"
+    exact = plain_forward(WIDE_SPEC, dequantised_tree(quantised_tree(plain), dtype=jnp.float32))(tokens, NONE).logits
+    np.testing.assert_allclose(forward(tokens, NONE).logits, exact, rtol=1e-4, atol=1e-5)
+    assert np.abs(exact - plain_forward(WIDE_SPEC, plain)(tokens, NONE).logits).max() > 1e-3, "nothing was rounded"
+
+
+def test_fp8_pages_are_checked_against_a_forward_pass_over_rounded_keys_and_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+    write_model(tmp_path, config=CONFIG | WIDE)
+    plan = served(tmp_path, topology="2x4", engine={"kv_dtype": "fp8"}, source=str(tmp_path), tokenizer="bytes")
+    options = EngineOptions(max_length=32, num_pages=4, page_size=8, max_running=8, max_step_tokens=8)
+    runner, forward = ready_runner(plan, options, simulated=True, tell=lambda *_, **__: None)
+    assert runner.program.page_shape.dtype == jnp.float8_e4m3fn
+    assert runner._state["pages"].dtype.itemsize == 1
+    tokens, params = np.arange(12, dtype=np.int32), _whole(WIDE_SPEC, tmp_path)
+    wanted = plain_forward(WIDE_SPEC, params, kv_dtype="fp8")(tokens, NONE)
+    np.testing.assert_allclose(forward(tokens, NONE).logits, wanted.logits, rtol=1e-4, atol=1e-5)
+    exact = plain_forward(WIDE_SPEC, params)(tokens, NONE)
+    moved = np.std(wanted.logits - exact.logits, axis=-1)
+    np.testing.assert_allclose(forward(tokens, NONE).moved, moved, rtol=0.01)
+    assert moved[1:].min() > 1e-4, "nothing was rounded"
+    assert not exact.moved.any()
+
+
+def _whole(spec: ModelSpec, folder: Path) -> ParamTree:
+    shardings = param_shardings(spec, tensor_mesh())
+    return load_params(spec, str(folder), family="llama", shardings=shardings, dtype=np.float32).params
 
 
 @pytest.mark.slow
 def test_int8_weights_drawn_at_random_are_those_of_the_seed(tmp_path: Path) -> None:
-    plan = served(tmp_path, topology="1x1", preset="tiny-1m")
+    plan = served(tmp_path, topology="1x1", engine=INT8, preset="tiny-1m")
     shardings = param_shardings(plan.model, tensor_mesh(), quantised="int8")
     found = _drawn(plan, shardings, jnp.dtype(jnp.float32))
     expected = quantised_tree(init_params(plan.model, jax.random.key(plan.engine.seed)))

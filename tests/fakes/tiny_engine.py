@@ -23,7 +23,7 @@ from tpuctl.nn.decoder import TokenRows
 from tpuctl.nn.params import ParamTree, bind, init_params, joined, logical_axes, split_adapters
 from tpuctl.nn.quantised import quantised_tree
 from tpuctl.plan.schema import MeshPlan
-from tpuctl.plan.weights_schema import LoraPlan, QuantisedDtype
+from tpuctl.plan.weights_schema import KvDtype, LoraPlan, QuantisedDtype
 
 VOCAB = 160
 SPEC = ModelSpec(
@@ -102,13 +102,14 @@ def tiny_engine(
     real_vocab: int | None = None,
     adapted: bool = False,
     quantised: QuantisedDtype | None = None,
+    kv_dtype: KvDtype | None = None,
     **sizes: Any,
 ) -> Engine:
     """An engine of its own over a runner that is shared, since that compiles; ``num_pages`` may only be fewer.
 
     With ``adapted`` it holds the adapters of ``tiny_adapters``.
     """
-    runner = _runner(spec, tensor, kernel, real_vocab, adapted, quantised)
+    runner = _runner(spec, tensor, kernel, real_vocab, adapted, quantised, kv_dtype)
     options = EngineOptions(**{**SIZES, **sizes}, real_vocab=real_vocab, adapters=ADAPTERS if adapted else None)
     return Engine(runner, sizes=runner.program.sizes, options=options)
 
@@ -121,6 +122,7 @@ def _runner(
     real_vocab: int | None,
     adapted: bool,
     quantised: QuantisedDtype | None,
+    kv_dtype: KvDtype | None,
 ) -> Runner:
     params = tiny_params(spec)
     if quantised:
@@ -132,7 +134,7 @@ def _runner(
         params,
         mesh=tensor_mesh(tensor=tensor),
         engine=EngineOptions(**SIZES, real_vocab=real_vocab, adapters=ADAPTERS if adapted else None),
-        options=RunnerOptions(dtype=jnp.float32, kernel=kernel, quantised=quantised),
+        options=RunnerOptions(dtype=jnp.float32, kernel=kernel, quantised=quantised, kv_dtype=kv_dtype),
     )
 
 

@@ -23,6 +23,7 @@ def task_plan(**changes: Any) -> TaskPlan:
         "dtype": "float32",
         "weights": None,
         "speculate": 0,
+        "kv_dtype": None,
         "pooling": "mean",
         "normalise": True,
         "prompt": None,

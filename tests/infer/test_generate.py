@@ -75,8 +75,10 @@ def done(language: Language, plan: TaskPlan, table: pa.Table) -> Worked:
     return GenerateTask(language, plan).work(table)
 
 
-def test_language_holds_int8_weights_where_the_task_says_so(folder: Path) -> None:
-    found = Language.of(task_plan(kind="score", max_length=96, weights="int8"), str(folder), replica_plan())
+def test_language_holds_int8_weights_and_fp8_pages_where_the_task_says_so(folder: Path) -> None:
+    plan = task_plan(kind="score", max_length=96, weights="int8", kv_dtype="fp8")
+    found = Language.of(plan, str(folder), replica_plan())
+    assert found.loop.engine._runner._state["pages"].dtype.itemsize == 1  # type: ignore[attr-defined]
     weights = found.loop.engine._runner._params  # type: ignore[attr-defined]
     layer = weights["groups"][0]
     assert layer["attention"]["query"][0].values.matrix.dtype == layer["mlp"]["down"][0].values.dtype == "int8"

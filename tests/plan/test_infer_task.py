@@ -68,6 +68,7 @@ def test_prompt_and_sampling_are_in_the_plan_and_survive_json() -> None:
         ({"task": {"kind": "generate", "choices_column": "c"}}, "task.choices_column", "'generate' has no choices"),
         ({"task": {"kind": "custom", "function": "m:f", "weights": "int8"}}, "task.weights", "no decoder to quantise"),
         ({"task": {"kind": "score", "speculate": 4}}, "task.speculate", "makes no tokens"),
+        ({"task": {"kind": "embed", "kv_dtype": "fp8"}}, "task.kv_dtype", "no KV pages"),
         ({"task": {"kind": "classify"}}, "task.choices", "nothing to choose from"),
         ({"task": {"kind": "score", "choices": ["a"], "choices_column": "c"}}, "task.choices_column", "each row's own"),
     ],
@@ -119,6 +120,14 @@ def test_replica_with_int8_weights_has_room_for_more_pages_and_no_experts() -> N
     assert plain.num_pages < quantised.num_pages < 4096 * 32
     _, findings = replica(PRESETS["mixtral-8x7b"], topology="2x4", weights="int8")
     assert ("task.weights", True) in [(p.where.key, "mixtral-8x7b has experts" in p.message) for p in findings.problems]
+
+
+def test_replica_with_fp8_pages_has_twice_as_many_where_they_are_smaller() -> None:
+    rows = {"batch_rows": 4096}
+    plain, narrow = (replica(PRESETS["llama3-8b"], **rows, kv_dtype=kept)[0] for kept in (None, "fp8"))
+    assert narrow.num_pages // 2 == plain.num_pages < 2048 * 32
+    _, findings = replica(PRESETS["llama3-8b"], topology="2x4", kv_dtype="fp8")
+    assert [(p.where.key, "no smaller" in p.message) for p in findings.problems] == [("task.kv_dtype", True)]
 
 
 def test_replica_that_no_host_holds_is_refused_whatever_the_slice() -> None:

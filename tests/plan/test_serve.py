@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tpuctl.cli.describe_serving import describe_serving
 from tpuctl.cli.plan import describe
 from tpuctl.errors import RecipeError
 from tpuctl.plan.resolve import resolve
@@ -40,8 +41,8 @@ def test_plan_crosses_as_json(tmp_path) -> None:
 def test_pages_are_enough_for_all_sequences_where_they_fit(tmp_path) -> None:
     engine = planned(tmp_path, "engine.max_length=256", "engine.max_sequences=8", "engine.page_size=16").engine
     assert engine.num_pages == 8 * 256 // 16
-    # Keys and values of 2 layers, 2 key heads of 64, in bfloat16.
-    assert engine.page_bytes == 2 * 2 * 2 * 64 * 2 * 16
+    # Keys and values of 2 layers, 2 key heads, in bfloat16; heads of 64 numbers lie in 128 lanes.
+    assert engine.page_bytes == 2 * 2 * 2 * 128 * 2 * 16
 
 
 def test_pages_are_what_the_memory_holds_where_that_is_less(tmp_path) -> None:
@@ -76,6 +77,29 @@ def test_drafts_are_said_where_there_are_any(tmp_path) -> None:
     assert "draft" not in describe(plain)
 
 
+def test_fp8_pages_are_half_and_twice_as_many_fit(tmp_path) -> None:
+    recipe = ("model.preset=llama3-8b", "model.tokenizer=builtin:smollm2-135m", "slice.topology=2x2")
+    sizes = ("engine.max_sequences=4096", "engine.max_step_tokens=4096")
+    plain, narrow = (planned(tmp_path, *recipe, *sizes, *more) for more in ((), ("engine.kv_dtype=fp8",)))
+    assert (plain.engine.kv_dtype, narrow.engine.kv_dtype) == (None, "fp8")
+    assert plan_loads(plan_dumps(narrow)) == narrow
+    assert narrow.engine.page_bytes * 2 == plain.engine.page_bytes
+    assert narrow.engine.num_pages // 2 == plain.engine.num_pages
+    told = dict(describe_serving(narrow))["engine"]
+    assert f"{narrow.engine.num_pages:,} pages of 64 tokens in fp8" in told
+
+
+def test_fp8_pages_that_would_be_no_smaller_are_refused(tmp_path) -> None:
+    """A TPU's kernel reads 32 bits at a time: of eight bits the keys and values of two heads."""
+    recipe = ("model.preset=llama3-8b", "model.tokenizer=builtin:smollm2-135m", "engine.kv_dtype=fp8")
+    with pytest.raises(RecipeError, match="pages would be no smaller") as error:
+        planned(tmp_path, *recipe, "slice.topology=2x4")
+    assert error.value.where is not None
+    assert (error.value.where.key, "at most 4 devices" in str(error.value.hint)) == ("engine.kv_dtype", True)
+    wide = planned(tmp_path, *recipe, "slice.topology=2x4", "engine.dtype=float32")
+    assert wide.engine.page_bytes == 2 * 32 * 8 * 2 * 128 * 64
+
+
 def test_length_left_out_is_no_more_than_the_pages_hold(tmp_path) -> None:
     assert planned(tmp_path, "engine.num_pages=4", "engine.page_size=16").engine.max_length == 64
 
@@ -91,6 +115,7 @@ def test_length_left_out_is_no_more_than_the_pages_hold(tmp_path) -> None:
         ("slice.topology=3x1", "slice.topology", ""),
         ("mesh.tensor=2", "mesh.tensor", "2 of the 1 devices"),
         ("engine.weights=int4", "engine.weights", "expected one of 'int8'"),
+        ("engine.kv_dtype=int8", "engine.kv_dtype", "expected one of 'fp8'"),
         ("mesh.fsdp=2", "mesh.fsdp", "tensor alone"),
         ("model.preset=tiny-6m", "model.preset", "unknown preset"),
         ("model.tokenizer=words", "model.tokenizer", "unknown tokenizer"),
@@ -149,6 +174,7 @@ def test_encoder_is_served_with_the_length_it_was_made_for_and_crosses_as_json(t
         ("engine.num_pages=5", "engine.num_pages"),
         ("engine.weights=int8", "engine.weights"),
         ("engine.speculate=4", "engine.speculate"),
+        ("engine.kv_dtype=fp8", "engine.kv_dtype"),
         ("model.tokenizer=bytes", "model.tokenizer"),
         ("slice.topology=4x4", "slice.topology"),
         ("serve.key_concurrent=5", "serve.key_concurrent"),

@@ -100,6 +100,7 @@ def test_recipe_decides_on_lengths_replicas_and_further_arguments(folder: Path) 
         ("engine.num_pages=1000", "engine.num_pages", "counts its pages itself"),
         ("engine.weights=int8", "engine.weights", "in ways of its own"),
         ("engine.speculate=4", "engine.speculate", "in ways of its own"),
+        ("engine.kv_dtype=fp8", "engine.kv_dtype", "in its own way"),
         ("serve.port=0", "serve.port", "any free port"),
         ("model.chat_template=chat.jinja", "model.chat_template", "does not hand it"),
     ],

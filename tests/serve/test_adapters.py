@@ -66,7 +66,7 @@ def expected(folders: Path) -> dict[tuple[str, str], str]:
             tokens = list(prompt.encode())
             for _ in range(TOKENS):
                 padded = np.asarray(tokens + [0] * (LENGTH - len(tokens)), np.int32)
-                tokens.append(int(forward(padded, 0)[len(tokens) - 1, :ASCII].argmax()))
+                tokens.append(int(forward(padded, 0).logits[len(tokens) - 1, :ASCII].argmax()))
             texts[name, prompt] = bytes(tokens[len(prompt) :]).decode()
     return texts
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
-import sys
 import time
 from typing import Any
 
@@ -42,10 +42,11 @@ CASES: dict[str, tuple[ModelSpec, int]] = {
         1,
     ),
     "adapters": (ModelSpec(name="f", num_heads=16, num_kv_heads=4, head_dim=128, **_SIZES), 8),
+    "three-key-heads": (ModelSpec(name="g", num_heads=9, num_kv_heads=3, head_dim=64, **_SIZES), 1),
 }
 ADAPTERS = {"adapters": Adapters(names=tuple("abcdefgh"), ranks=(16,) * 8, targets=tuple(TARGETS))}
-LARGE = {"qwen3-4b": (PRESETS["qwen3-4b"], 8)}
-"""Whose weights are most of what a step reads that only decodes."""
+LARGE = {"qwen3-4b": (PRESETS["qwen3-4b"], 8), "llama3-8b": (PRESETS["llama3-8b"], 4)}
+"""Whose weights and pages are most of what a step reads that only decodes."""
 
 _MATRIX = 100_000
 _POINTERS = ("parameter", "tuple", "get-tuple-element", "bitcast")
@@ -57,14 +58,14 @@ def compiled(
     tensor: int,
     tokens: int = 512,
     adapters: Adapters | None = None,
-    quantised: QuantisedDtype | None = None,
+    kinds: RunnerOptions,
 ) -> dict[str, Any]:
     """The step with 64 sequences and so many tokens: its kernels, memory and time to compile."""
     topology = topologies.get_topology_desc(platform="tpu", topology_name="v6e:2x4")
     mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=tensor), devices=topology.devices[:tensor])
     sizes: dict[str, Any] = {"max_length": 4096, "num_pages": 2048, "max_running": 64, "max_step_tokens": 512}
     options = EngineOptions(**sizes, page_size=64, adapters=adapters)
-    program = StepProgram(spec, mesh=mesh, engine=options, options=RunnerOptions(quantised=quantised))
+    program = StepProgram(spec, mesh=mesh, engine=options, options=kinds)
     batch = SlotTable(program.sizes, eos_ids=(), adapters=adapters).batch([], bucket=Bucket(tokens=tokens, rows=64))
     whole = NamedSharding(mesh, PartitionSpec())
     inputs = {
@@ -80,20 +81,22 @@ def compiled(
     inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=whole), inputs)
     started = time.monotonic()
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        params = _abstract_params(spec, mesh, program.lora, quantised)
+        params = _abstract_params(spec, mesh, program.lora, kinds.quantised)
         lowered = program.step.lower(params, program.abstract_state(), inputs)
     done = lowered.compile()
     memory: Any = done.memory_analysis()
+    text = done.as_text() or ""
     pages = program.abstract_state()["pages"]
     return {
-        "kernels": (done.as_text() or "").count("tpu_custom_call"),
+        "kernels": text.count("tpu_custom_call"),
         "seconds": round(time.monotonic() - started, 1),
-        "page_bytes": pages.size * 2 // tensor,
+        "page_bytes": _shard_size(pages) * pages.dtype.itemsize,
+        "as_large_as_pages": _written(text, at_least=_shard_size(pages)),
         "temp_bytes": memory.temp_size_in_bytes,
         "alias_bytes": memory.alias_size_in_bytes,
         "argument_bytes": memory.argument_size_in_bytes,
         "weight_bytes": sum(_shard_size(leaf) * leaf.dtype.itemsize for leaf in jax.tree.leaves(params)),
-        "copied": _copied(done.as_text() or "", {_shard_size(leaf) for leaf in jax.tree.leaves(params["layers"])}),
+        "copied": _copied(text, {_shard_size(leaf) for leaf in jax.tree.leaves(params["layers"])}),
     }
 
 
@@ -131,9 +134,27 @@ def _copied(program: str, stacks: set[int]) -> list[str]:
     return sorted({shape.dtype for shape in written})
 
 
+def _written(program: str, *, at_least: int) -> list[str]:
+    """Dtypes of all arrays of so many numbers that the program makes or changes."""
+    computations, _ = hlo._parse(program)
+    shapes = {
+        shape
+        for body in computations.values()
+        for instruction in body
+        if instruction.opcode not in _POINTERS
+        for shape in instruction.shapes
+    }
+    return sorted({shape.dtype for shape in shapes if math.prod(shape.dims) >= at_least})
+
+
 if __name__ == "__main__":
-    spec, tensor = (CASES | LARGE)[sys.argv[1]]
-    quantised: Any = sys.argv[2] if len(sys.argv) > 2 else None
-    tokens = 64 if sys.argv[1] in LARGE else 512
-    adapters = ADAPTERS.get(sys.argv[1])
-    print(json.dumps(compiled(spec, tensor=tensor, tokens=tokens, adapters=adapters, quantised=quantised)))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("case", choices=CASES | LARGE)
+    parser.add_argument("--weights")
+    parser.add_argument("--kv")
+    given = parser.parse_args()
+    spec, tensor = (CASES | LARGE)[given.case]
+    tokens = 64 if given.case in LARGE else 512
+    kinds = RunnerOptions(quantised=given.weights, kv_dtype=given.kv)
+    adapters = ADAPTERS.get(given.case)
+    print(json.dumps(compiled(spec, tensor=tensor, tokens=tokens, adapters=adapters, kinds=kinds)))

@@ -25,8 +25,20 @@ def test_step_compiles_with_the_kernel_in_each_layer_and_pages_in_place(name: st
     assert report["alias_bytes"] >= report["page_bytes"]
 
 
+@pytest.mark.parametrize("name", ["one-chip", "heads-of-64", "windows", "three-key-heads"])
+def test_fp8_pages_are_half_as_large_and_read_and_written_as_they_lie(name: str) -> None:
+    plain, narrow = _compiled(name), _compiled(name, "--kv", "fp8")
+    print(name, plain, narrow)
+    assert narrow["kernels"] == plain["kernels"]
+    assert narrow["page_bytes"] * 2 == plain["page_bytes"]
+    assert plain["argument_bytes"] - narrow["argument_bytes"] == pytest.approx(narrow["page_bytes"], rel=0.01), "padded"
+    assert narrow["alias_bytes"] >= narrow["page_bytes"]
+    assert narrow["temp_bytes"] < narrow["page_bytes"] / 2, "the pages are copied"
+    assert narrow["as_large_as_pages"] == ["f8e4m3fn"], "the pages are converted"
+
+
 def test_int8_weights_halve_what_a_step_holds_and_reads_of_a_large_model() -> None:
-    plain, quantised = _compiled("qwen3-4b"), _compiled("qwen3-4b", "int8")
+    plain, quantised = _compiled("qwen3-4b"), _compiled("qwen3-4b", "--weights", "int8")
     print(plain, quantised)
     # All but the embedding, a tenth of the model.
     assert quantised["weight_bytes"] < 0.56 * plain["weight_bytes"]

@@ -29,8 +29,8 @@ def _model(plan: ServingPlan) -> list[tuple[str, str]]:
     engine, model = plan.engine, plan.model
     heads = f"{model.num_heads}/{model.num_kv_heads} heads × {model.head_dim}"
     size = f"{num_parameters(model):,} parameters"
-    page = f"{counted(engine.page_size, 'token')}, {gib(engine.num_pages * engine.page_bytes)}"
-    pages = f"{counted(engine.num_pages, 'page')} of {page}"
+    page = f"{counted(engine.page_size, 'token')}{f' in {engine.kv_dtype}' if engine.kv_dtype else ''}"
+    pages = f"{counted(engine.num_pages, 'page')} of {page}, {gib(engine.num_pages * engine.page_bytes)}"
     drafts = f"; up to {counted(engine.speculate, 'draft token')} a step" if engine.speculate else ""
     room = f"{counted(engine.max_sequences, 'sequence')} of at most {engine.max_length:,} tokens; {pages}{drafts}"
     numbers = engine.dtype if engine.weights is None else f"{engine.weights} and {engine.dtype}"

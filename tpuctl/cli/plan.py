@@ -130,7 +130,8 @@ def _numbers(task: TaskPlan) -> list[str]:
     common = [f"choices {', '.join(map(repr, task.choices))}"] if task.choices else []
     numbers = task.dtype if task.weights is None else f"{task.weights} and {task.dtype}"
     drafts = [f"up to {console.counted(task.speculate, 'draft token')} a step"] if task.speculate else []
-    return [*own, *common, *(_drawn(task.sampling) if task.sampling else []), numbers, *drafts]
+    pages = [] if task.kv_dtype is None else [f"KV pages in {task.kv_dtype}"]
+    return [*own, *common, *(_drawn(task.sampling) if task.sampling else []), numbers, *pages, *drafts]
 
 
 def _prompt(task: TaskPlan) -> str:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int, Int32
 
+from tpuctl.engine.kept import kept
+from tpuctl.modelspec.pages import page_heads, page_lanes
 from tpuctl.nn.attention import LayerView
 
 PagedKernel = Literal["reference", "blocks", "ragged"]
@@ -25,7 +27,6 @@ QUERY_BLOCK = 32
 """Queries of one prompt that ``blocks`` takes at a time."""
 
 _MASKED = -1e30
-_LANES = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,13 +53,17 @@ class PagedLayout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageShape:
-    """Sizes of one device's pages. ``num_pages`` per layer, the last of which takes what padding writes."""
+    """One device's pages. ``num_pages`` per layer, the last of which takes what padding writes.
+
+    ``dtype`` is theirs, which may be narrower than that of what is written and read.
+    """
 
     num_layers: int
     num_pages: int
     page_size: int
     kv_heads: int
     head_dim: int
+    dtype: Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,12 +115,18 @@ def kernel_for(platform: str) -> PagedKernel:
     return "ragged" if platform == "tpu" else "blocks"
 
 
-def pages_shape(shape: PageShape, kernel: PagedKernel) -> tuple[int, ...]:
-    """The array of all pages of one device, its heads along ``heads_axis``."""
-    pages = shape.num_layers * shape.num_pages
+def pages_array(shape: PageShape, kernel: PagedKernel) -> jax.ShapeDtypeStruct:
+    """The array of all pages of one device, its heads along ``heads_axis``.
+
+    But for the TPU kernel numbers of eight bits lie in it as whole numbers: XLA on CPU would convert the whole array
+    to wider ones, and back, for each write.
+    """
+    pages, item_bytes = shape.num_layers * shape.num_pages, jnp.dtype(shape.dtype).itemsize
     if kernel == "ragged":
-        return pages, shape.page_size, 2 * shape.kv_heads, _in_lanes(shape.head_dim)
-    return pages, 2 * shape.kv_heads, shape.page_size * shape.head_dim
+        heads, lanes = page_heads(shape.kv_heads, item_bytes=item_bytes), page_lanes(shape.head_dim)
+        return jax.ShapeDtypeStruct((pages, shape.page_size, 2 * heads, lanes), shape.dtype)
+    dtype = jnp.uint8 if item_bytes == 1 else shape.dtype
+    return jax.ShapeDtypeStruct((pages, 2 * shape.kv_heads, shape.page_size * shape.head_dim), dtype)
 
 
 def heads_axis(kernel: PagedKernel) -> int:
@@ -123,27 +134,24 @@ def heads_axis(kernel: PagedKernel) -> int:
     return 2 if kernel == "ragged" else 1
 
 
-def _in_lanes(size: int) -> int:
-    return -(-size // _LANES) * _LANES
-
-
 def _write(pages: Array, k: Array, v: Array, *, attention: PagedAttention, layer: LayerView) -> Array:
     shape = attention.shape
     page = attention.layout.places // shape.page_size + attention.first_page(layer)
     place, heads = attention.layout.places % shape.page_size, shape.kv_heads
     by_channel = pages.reshape(*pages.shape[:2], shape.head_dim, shape.page_size)
-    by_channel = by_channel.at[page, :heads, :, place].set(k.astype(pages.dtype))
+    keys, values = (lax.bitcast_convert_type(kept(x, shape.dtype), pages.dtype) for x in (k, v))
+    by_channel = by_channel.at[page, :heads, :, place].set(keys)
     by_token = by_channel.reshape(*pages.shape[:2], shape.page_size, shape.head_dim)
-    by_token = by_token.at[page, heads:, place].set(v.astype(pages.dtype))
+    by_token = by_token.at[page, heads:, place].set(values)
     return by_token.reshape(pages.shape)
 
 
 def _keys_and_values(
-    pages: Float[Array, "*n both page"], shape: PageShape
+    pages: Array, shape: PageShape, *, dtype: Any
 ) -> tuple[Float[Array, "*n kv d size"], Float[Array, "*n kv size d"]]:
-    """Of some pages, as they lie: keys channel by channel, so that products with a query run along the tokens, and
-    values token by token. (Both ways along what is long: XLA's CPU code takes half the time.)"""
-    keys, values = jnp.split(pages, 2, axis=-2)
+    """Of some pages, in ``dtype``, as they lie: keys channel by channel, so that products with a query run along the
+    tokens, and values token by token. (Both ways along what is long: XLA's CPU code takes half the time.)"""
+    keys, values = jnp.split(lax.bitcast_convert_type(pages, shape.dtype).astype(dtype), 2, axis=-2)
     leading = keys.shape[:-1]
     return (
         keys.reshape(*leading, shape.head_dim, shape.page_size),
@@ -165,8 +173,8 @@ def _reference(q: Float[Array, "kv g t d"], pages: Array, attention: PagedAttent
     token = jnp.arange(q.shape[2])
     owner = jnp.sum(token[:, None] >= layout.starts[None, 1:], axis=1).clip(max=layout.lengths.shape[0] - 1)
     position = layout.lengths[owner] - layout.starts[owner + 1] + token
-    own = pages[layout.tables[owner] + attention.first_page(layer)].astype(jnp.float32)
-    keys, values = _keys_and_values(own, attention.shape)
+    own = pages[layout.tables[owner] + attention.first_page(layer)]
+    keys, values = _keys_and_values(own, attention.shape, dtype=jnp.float32)
     scores = jnp.einsum("kgtd,tpkds->kgtps", q.astype(jnp.float32), keys)
     scores = _capped(scores.reshape(*scores.shape[:3], -1), layer)
     seen = _seen(position[:, None], jnp.arange(layout.tables.shape[1] * size)[None, :], layer)
@@ -201,7 +209,8 @@ def _block(q: Array, out: Array, pages: Array, place: tuple[PagedAttention, Laye
 
     def page(i: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         total, peak, norm = carry
-        keys, values = _keys_and_values(lax.dynamic_index_in_dim(pages, table[i], keepdims=False), attention.shape)
+        here = lax.dynamic_index_in_dim(pages, table[i], keepdims=False)
+        keys, values = _keys_and_values(here, attention.shape, dtype=mine.dtype)
         scores = jnp.einsum("kgqd,kds->kgqs", mine, keys, preferred_element_type=jnp.float32)
         seen = _seen(positions, i * size + jnp.arange(size)[None, :], layer)
         scores = jnp.where(seen, _capped(scores, layer), _MASKED)

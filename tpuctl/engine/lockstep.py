@@ -22,8 +22,23 @@ from tpuctl.engine.batch import Bucket, CompiledShape, StepBatch, StepResult, St
 from tpuctl.engine.frames import Channel, Frame, PeerGoneError, pack
 from tpuctl.errors import HostLostError
 
-Forward = Callable[[np.ndarray, int], np.ndarray]
-"""Token ids ``[tokens]`` and the index of an adapter to logits ``[tokens, vocabulary]`` by the plain forward pass."""
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PlainLogits:
+    """What the plain forward pass says over a text, keys and values rounded as the engine's pages keep them.
+
+    Attributes:
+        logits: Of each token ``[tokens, vocabulary]``.
+        moved: By how much that rounding moves each token's logits ``[tokens]``: the standard deviation over the
+            vocabulary, 0 where nothing is rounded.
+    """
+
+    logits: np.ndarray
+    moved: np.ndarray
+
+
+Forward = Callable[[np.ndarray, int], PlainLogits]
+"""Token ids ``[tokens]`` and the index of an adapter to what the plain forward pass says."""
 
 Tell = Callable[..., None]
 
@@ -85,11 +100,10 @@ class Lockstep:
         asked = self._send("explain", {"step": launched, "places": places, "targets": targets})
         return StepResult(**self._answer("explained", asked))
 
-    def forward(self, tokens: np.ndarray, adapter: int) -> np.ndarray:
+    def forward(self, tokens: np.ndarray, adapter: int) -> PlainLogits:
         """The plain forward pass over all hosts; see ``Forward``."""
         asked = self._send("forward", {"tokens": tokens, "adapter": adapter})
-        logits: np.ndarray = self._answer("logits", asked, seconds=self._start_seconds)["logits"]
-        return logits
+        return PlainLogits(**self._answer("logits", asked, seconds=self._start_seconds))
 
     def lose(self, reason: str) -> None:
         """Give up: for any thread that knows that a host is gone. Whoever waits for an answer learns of it."""
@@ -190,8 +204,8 @@ class Follower:
             told = runner.explain(self._launched[values["step"]], places=values["places"], targets=values["targets"])
             self._answer("explained", frame.number, lambda: _result_values(told))
         elif frame.kind == "forward":
-            logits = forward(values["tokens"], values["adapter"])
-            self._answer("logits", frame.number, lambda: {"logits": logits})
+            plain = forward(values["tokens"], values["adapter"])
+            self._answer("logits", frame.number, lambda: {"logits": plain.logits, "moved": plain.moved})
         elif frame.kind == "warm_up":
             for shape in runner.warm_up():
                 said = {"bucket": dataclasses.asdict(shape.bucket), "seconds": shape.seconds}

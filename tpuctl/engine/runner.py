@@ -25,11 +25,12 @@ from tpuctl.engine.attention import (
     PageShape,
     heads_axis,
     kernel_for,
-    pages_shape,
+    pages_array,
 )
 from tpuctl.engine.batch import EXPLAINED_ROWS, BatchSizes, CompiledShape, SlotTable, StepBatch, StepResult
 from tpuctl.engine.bounds import MAX_BIAS
 from tpuctl.engine.chain import Chain
+from tpuctl.engine.kept import page_dtype
 from tpuctl.engine.options import EngineOptions, buckets
 from tpuctl.engine.placement import in_groups, place
 from tpuctl.engine.sampling import Explained, SamplingRows
@@ -38,7 +39,7 @@ from tpuctl.mesh import RULES, mesh_axis
 from tpuctl.modelspec import ModelSpec
 from tpuctl.nn.params import ParamTree, logical_axes
 from tpuctl.nn.partition import Partition
-from tpuctl.plan.weights_schema import QuantisedDtype
+from tpuctl.plan.weights_schema import KvDtype, QuantisedDtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,11 +49,13 @@ class RunnerOptions:
     Attributes:
         dtype: Of weights, activations and pages.
         quantised: What the parameters that may be are quantised to; ``None`` for as they are.
+        kv_dtype: What pages keep keys and values as, if not in ``dtype``.
         kernel: Attention; ``None`` takes the platform's.
     """
 
     dtype: Any = jnp.bfloat16
     quantised: QuantisedDtype | None = None
+    kv_dtype: KvDtype | None = None
     kernel: PagedKernel | None = None
 
 
@@ -149,6 +152,7 @@ class StepProgram:
             page_size=engine.page_size,
             kv_heads=max(spec.num_kv_heads // self.partition.tensor.size, 1),
             head_dim=spec.head_dim,
+            dtype=page_dtype(options.kv_dtype, dtype=options.dtype),
         )
         whole, params, state = PartitionSpec(), self.param_specs(), self.state_specs()
         step = Step(
@@ -181,11 +185,12 @@ class StepProgram:
 
     def abstract_state(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes and shardings of what a step carries to the next."""
-        pages = list(pages_shape(self.page_shape, self.kernel))
-        pages[heads_axis(self.kernel)] *= self.partition.tensor.size
+        pages = pages_array(self.page_shape, self.kernel)
+        sizes = list(pages.shape)
+        sizes[heads_axis(self.kernel)] *= self.partition.tensor.size
         slots = self.engine.max_running + 1
         shapes = {
-            "pages": jax.ShapeDtypeStruct(tuple(pages), self.options.dtype),
+            "pages": jax.ShapeDtypeStruct(tuple(sizes), pages.dtype),
             "last": jax.ShapeDtypeStruct((slots,), jnp.int32),
             "counts": jax.ShapeDtypeStruct((slots, self.spec.vocab_size), jnp.int32),
         }

@@ -83,9 +83,10 @@ def ready_runner(plan: ServingPlan, options: EngineOptions, *, simulated: bool, 
     # First, since a misfit shows in no time.
     beside = {} if options.adapters is None else load_adapters(plan, options.adapters, mesh, tell=tell)
     params = joined(beside, _weights(plan, mesh, tell=tell))
-    run = RunnerOptions(dtype=jnp.dtype(plan.engine.dtype), quantised=plan.engine.weights)
+    table = plan.engine
+    run = RunnerOptions(dtype=jnp.dtype(table.dtype), quantised=table.weights, kv_dtype=table.kv_dtype)
     runner = Runner(plan.model, params, mesh=mesh, engine=options, options=run)
-    return runner, plain_forward(plan.model, params, adapters=options.adapters)
+    return runner, plain_forward(plan.model, params, adapters=options.adapters, kv_dtype=table.kv_dtype)
 
 
 def proven(plan: ServingPlan, engine: Engine, forward: Forward, text: Text, *, tell: Tell) -> Loaded:

@@ -80,7 +80,7 @@ class Language:
             eos_ids=tokenizer.special.eos_ids,
             real_vocab=tokenizer.vocab_size,
         )
-        run = RunnerOptions(dtype=dtype, quantised=plan.weights)
+        run = RunnerOptions(dtype=dtype, quantised=plan.weights, kv_dtype=plan.kv_dtype)
         engine = create_engine(spec, params, mesh=mesh, options=options, run=run)
         file = folder / TOKENIZER_FILE if folder else None
         return cls(

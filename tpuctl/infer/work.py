@@ -73,9 +73,10 @@ def _task_facts(task: TaskPlan) -> dict[str, Any]:
     """The task as JSON, but for where its module lay: the same work from another directory is the same work."""
     facts: dict[str, Any] = json.loads(json.dumps(asdict(task)))
     del facts["directory"]
-    if task.weights is None:
-        # As in the folders of versions that knew no other weights.
-        del facts["weights"]
+    for name in ("weights", "kv_dtype"):
+        if facts[name] is None:
+            # As in the folders of versions that did not know it.
+            del facts[name]
     return facts
 
 

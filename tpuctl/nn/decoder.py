@@ -67,13 +67,17 @@ class Decoder(nnx.Module):
 
     def hidden(self, rows: TokenRows, *, options: ForwardOptions) -> Float[Array, "b s d"]:
         """Hidden states of rows that hold all there is to see: ``run`` with attention within their segments."""
-        attend = RowAttention(
+        attend = self.row_attention(rows, options=options)
+        return self.run(rows.tokens, rows.positions, attend=attend, state=(), options=options)[0]
+
+    def row_attention(self, rows: TokenRows, *, options: ForwardOptions) -> RowAttention:
+        """Attention within the segments of rows, as the model's layers have it."""
+        return RowAttention(
             segment_ids=rows.segment_ids,
             kernel=options.kernel,
             window=self.spec.sliding_window if self.spec.local_layers else None,
             all_local=len(self.spec.local_layers) == self.spec.num_layers,
         )
-        return self.run(rows.tokens, rows.positions, attend=attend, state=(), options=options)[0]
 
     def run(
         self,

@@ -66,8 +66,9 @@ def _encoder(recipe: ServingRecipe, source: EncoderSource, findings: Findings) -
         findings.refuse("engine.weights", f"{source.uri} is an encoder, which has float32", "leave it out")
     if recipe.engine.speculate:
         findings.refuse("engine.speculate", f"{source.uri} is an encoder, which makes no tokens", "leave it out")
-    if recipe.engine.num_pages is not None:
-        findings.refuse("engine.num_pages", f"{source.uri} is an encoder, which has no pages", "leave it out")
+    for key in ("kv_dtype", "num_pages"):
+        if getattr(recipe.engine, key) is not None:
+            findings.refuse(f"engine.{key}", f"{source.uri} is an encoder, which has no pages", "leave it out")
     positions = source.spec.max_length
     length = recipe.engine.max_length or source.own_length
     if length > positions:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tpuctl.modelspec import ModelSpec
 from tpuctl.plan.budget import gib
-from tpuctl.plan.held import DTYPE_BYTES, HeldWeights
+from tpuctl.plan.held import HeldPages, HeldWeights
 from tpuctl.plan.infer_schema import ReplicaPlan, TaskPlan
 from tpuctl.plan.schema import SlicePlan
 from tpuctl.recipe.origin import Findings
@@ -26,9 +26,9 @@ def plan_replica(model: ModelSpec, task: TaskPlan, slices: SlicePlan, findings: 
     assert task.max_length is not None, "plan.infer_model settles it first"
     devices = slices.devices_per_host
     tensor = max(count for count in range(1, devices + 1) if _divides(model, count))
-    size = DTYPE_BYTES[task.dtype]
-    # Fewer key heads than devices are held by several.
-    page_bytes = 2 * model.num_layers * max(model.num_kv_heads, tensor) * model.head_dim * size * _PAGE_TOKENS
+    kept = HeldPages(model=model, dtype=task.dtype, kv_dtype=task.kv_dtype, devices=tensor, page_size=_PAGE_TOKENS)
+    kept.check("task.kv_dtype", findings=findings)
+    page_bytes = kept.num_bytes
     held = HeldWeights(model=model, dtype=task.dtype, quantised=task.weights)
     memory = generation(slices.generation).hbm_bytes_per_device * tensor
     held.check("task.weights", hbm_bytes=memory, findings=findings)

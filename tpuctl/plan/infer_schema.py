@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tpuctl.plan.weights_schema import QuantisedDtype
+from tpuctl.plan.weights_schema import KvDtype, QuantisedDtype
 
 TaskKind = Literal["custom", "generate", "score", "classify", "embed"]
 OutputMode = Literal["resume", "error", "overwrite", "append"]
@@ -92,8 +92,8 @@ class TaskPlan:
     the columns it gets, all that can be arrays if empty. Every batch it sees has ``batch_rows`` rows. The other fields
     are of tasks on text: ``text_column`` and what follows; ``max_length`` in tokens, ``None`` for the model's own.
     ``text_column`` is None where ``prompt`` says of what the text is made. ``sampling`` is a generate task's alone.
-    ``weights`` is what a decoder's matrices are quantised to, ``None`` for ``dtype``. ``speculate`` is how many draft
-    tokens a row of a generate task may have in a step.
+    ``weights`` is what a decoder's matrices are quantised to, ``kv_dtype`` what its KV pages are kept in; ``None`` for
+    ``dtype``. ``speculate`` is how many draft tokens a row of a generate task may have in a step.
     """
 
     kind: TaskKind
@@ -110,6 +110,7 @@ class TaskPlan:
     dtype: InferDtype
     weights: QuantisedDtype | None
     speculate: int
+    kv_dtype: KvDtype | None
     pooling: PoolingKind
     normalise: bool
     prompt: PromptPlan | None

@@ -27,6 +27,8 @@ def plan_task(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> Tas
         findings.refuse("task.weights", f"a task of kind {task.kind!r} has no decoder to quantise", "leave it out")
     if task.speculate and task.kind != "generate":
         findings.refuse("task.speculate", f"a task of kind {task.kind!r} makes no tokens", "leave it out")
+    if task.kv_dtype is not None and task.kind not in _LANGUAGE:
+        findings.refuse("task.kv_dtype", f"a task of kind {task.kind!r} has no KV pages", "leave it out")
     prompt = _prompt(recipe, here=here, findings=findings)
     plan = TaskPlan(
         kind=task.kind,
@@ -43,6 +45,7 @@ def plan_task(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> Tas
         dtype=task.dtype,
         weights=task.weights,
         speculate=task.speculate,
+        kv_dtype=task.kv_dtype,
         pooling=task.pooling,
         normalise=task.normalise,
         prompt=prompt,

@@ -13,7 +13,7 @@ from tpuctl.modelspec import PRESETS, ModelSpec
 from tpuctl.plan.budget import gib
 from tpuctl.plan.endpoint import plan_endpoint
 from tpuctl.plan.environment import plan_job
-from tpuctl.plan.held import DTYPE_BYTES, HeldWeights
+from tpuctl.plan.held import DTYPE_BYTES, HeldPages, HeldWeights
 from tpuctl.plan.here import Here
 from tpuctl.plan.lora import adapter_values, plan_served_adapters
 from tpuctl.plan.mesh import undivided
@@ -163,9 +163,15 @@ class _Memory:
         self._devices = slices.total_devices
         self._max_positions = model.max_positions
         size = DTYPE_BYTES[self._table.dtype]
-        # Fewer key heads than devices are held by several, but for all of them at once the pages are no smaller.
-        heads = max(model.num_kv_heads, self._devices)
-        self._page_bytes = 2 * model.num_layers * heads * model.head_dim * size * self._table.page_size
+        pages = HeldPages(
+            model=model,
+            dtype=self._table.dtype,
+            kv_dtype=self._table.kv_dtype,
+            devices=self._devices,
+            page_size=self._table.page_size,
+        )
+        pages.check("engine.kv_dtype", findings=findings)
+        self._page_bytes = pages.num_bytes
         beside = adapter_values(model, [adapter.lora for adapter in adapters], devices=self._devices)
         held = HeldWeights(model=model, dtype=self._table.dtype, quantised=self._table.weights)
         self._weight_bytes = held.num_bytes + beside * size
@@ -185,6 +191,7 @@ class _Memory:
         return EnginePlan(
             dtype=table.dtype,
             weights=table.weights,
+            kv_dtype=table.kv_dtype,
             max_length=max_length,
             max_sequences=table.max_sequences,
             max_step_tokens=table.max_step_tokens,

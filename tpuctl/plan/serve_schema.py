@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tpuctl.plan.infer_schema import PoolingKind
-from tpuctl.plan.weights_schema import QuantisedDtype
+from tpuctl.plan.weights_schema import KvDtype, QuantisedDtype
 
 ServeDtype = Literal["bfloat16", "float32"]
 ServeEngine = Literal["tpuctl", "vllm"]
@@ -33,12 +33,13 @@ class ServedCheckpointPlan:
 class EnginePlan:
     """How much the engine holds. ``page_bytes`` is one KV page of all layers, over all devices.
 
-    ``weights`` is what matrices are quantised to, ``None`` for ``dtype``. ``speculate`` is how many draft tokens a
-    sequence may have in a step.
+    ``weights`` is what matrices are quantised to, ``kv_dtype`` what pages are kept in; ``None`` for ``dtype``.
+    ``speculate`` is how many draft tokens a sequence may have in a step.
     """
 
     dtype: ServeDtype
     weights: QuantisedDtype | None
+    kv_dtype: KvDtype | None
     max_length: int
     max_sequences: int
     max_step_tokens: int

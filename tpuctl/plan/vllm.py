@@ -84,6 +84,8 @@ def check_handover(recipe: ServingRecipe, *, chips: int, findings: Findings) -> 
     if recipe.engine.speculate:
         hint = "use serve.engine_args.speculative_config"
         findings.refuse("engine.speculate", "vLLM speculates in ways of its own", hint)
+    if recipe.engine.kv_dtype is not None:
+        findings.refuse("engine.kv_dtype", "vLLM keeps pages in its own way", "use serve.engine_args.kv_cache_dtype")
     _check_args(engine_args(recipe), chips=chips, findings=findings)
 
 

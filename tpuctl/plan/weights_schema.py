@@ -8,6 +8,9 @@ from typing import Literal
 QuantisedDtype = Literal["int8"]
 """What matrices of attention and MLP may be kept as, each output channel with a scale of its own."""
 
+KvDtype = Literal["fp8"]
+"""What keys and values may be kept as in an engine's pages, in place of its dtype."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightsPlan:

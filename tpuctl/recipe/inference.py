@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tpuctl.plan.infer_schema import BadRowRule, InferDtype, OutputMode, PoolingKind, RaggedEnd, TaskKind, TooLongRule
-from tpuctl.plan.weights_schema import QuantisedDtype
+from tpuctl.plan.weights_schema import KvDtype, QuantisedDtype
 from tpuctl.recipe.settings import LARGEST_INT, setting
 
 
@@ -133,6 +133,14 @@ class TaskTable:
         minimum=0,
         maximum=32,
         also=("num_speculative_tokens", "speculative_tokens", "prompt_lookup_num_tokens"),
+    )
+    kv_dtype: KvDtype | None = setting(
+        None,
+        doc="Keys and values in a decoder's KV pages: fp8 is float8_e4m3fn without a scale, half of bfloat16 to hold "
+        "and to read.",
+        absent="in dtype",
+        example="fp8",
+        also=("kv_cache_dtype", "kv_cache"),
     )
     pooling: PoolingKind = setting("mean", doc="A text's vector: the mean over its tokens, or that of the first.")
     normalise: bool = setting(True, doc="Scale each vector to length 1.", also=("normalize",))

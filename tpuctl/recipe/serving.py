@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tpuctl.plan.serve_schema import ServeDtype, ServeEngine
-from tpuctl.plan.weights_schema import QuantisedDtype
+from tpuctl.plan.weights_schema import KvDtype, QuantisedDtype
 from tpuctl.recipe.placement import SliceTable
 from tpuctl.recipe.settings import LARGEST_INT, setting
 
@@ -192,7 +192,7 @@ class ServeTable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineTable:
-    """How much the engine holds and batches. None of it changes what is answered, but for dtype and weights."""
+    """How much the engine holds and batches. None of it changes what is answered, but for what numbers are kept in."""
 
     dtype: ServeDtype = setting("bfloat16", doc="Of weights, activations and KV pages.")
     weights: QuantisedDtype | None = setting(
@@ -202,6 +202,14 @@ class EngineTable:
         absent="in dtype",
         example="int8",
         also=("quantization", "quantisation", "quantize", "weight_dtype"),
+    )
+    kv_dtype: KvDtype | None = setting(
+        None,
+        doc="Keys and values in KV pages: fp8 is float8_e4m3fn without a scale, half of bfloat16 to hold and to read; "
+        "what is beyond 448 is cut to it.",
+        absent="in dtype",
+        example="fp8",
+        also=("kv_cache_dtype", "kv_cache"),
     )
     max_length: int | None = setting(
         None,
