@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from tpuctl.modelspec import ModelSpec
-from tpuctl.plan.schema import BudgetPlan, JobPlan, MeshPlan, RunPlan, SlicePlan, TrainingPlan
-from tpuctl.plan.train_schema import CheckpointPlan, DataPlan, ExpectPlan, OptimPlan, TrainPlan
+from tpuctl.plan.schema import JobPlan, MeshPlan, RunPlan, SlicePlan, TrainingPlan
+from tpuctl.plan.train_schema import BudgetPlan, CheckpointPlan, DataPlan, ExpectPlan, OptimPlan, TrainPlan
 from tpuctl.train.batch import HostBatch
 
 SPEC = ModelSpec(

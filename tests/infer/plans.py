@@ -57,4 +57,4 @@ def prompt_plan(**changes: Any) -> PromptPlan:
 
 
 def replica_plan(*, tensor: int = 1) -> ReplicaPlan:
-    return ReplicaPlan(tensor=tensor, page_size=16, num_pages=32, min_step_tokens=16, max_step_tokens=32)
+    return ReplicaPlan(per="host", tensor=tensor, page_size=16, num_pages=32, min_step_tokens=16, max_step_tokens=32)

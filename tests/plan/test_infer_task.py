@@ -69,6 +69,7 @@ def test_prompt_and_sampling_are_in_the_plan_and_survive_json() -> None:
         ({"task": {"kind": "custom", "function": "m:f", "weights": "int8"}}, "task.weights", "no decoder to quantise"),
         ({"task": {"kind": "score", "speculate": 4}}, "task.speculate", "makes no tokens"),
         ({"task": {"kind": "embed", "kv_dtype": "fp8"}}, "task.kv_dtype", "no KV pages"),
+        ({"task": {"kind": "embed", "replica": "slice"}}, "task.replica", "on each host by itself"),
         ({"task": {"kind": "classify"}}, "task.choices", "nothing to choose from"),
         ({"task": {"kind": "score", "choices": ["a"], "choices_column": "c"}}, "task.choices_column", "each row's own"),
     ],
@@ -84,11 +85,11 @@ def test_template_is_text_and_columns_in_turns() -> None:
     assert columns("{a}{b}{a}") == ("a", "b")
 
 
-def replica(model: ModelSpec, *, topology: str = "2x2", **task: Any) -> tuple[Any, Findings]:
+def replica(model: ModelSpec, *, topology: str = "2x2", per: Any = None, **task: Any) -> tuple[Any, Findings]:
     plan = planned(slice={"accelerator": "v6e", "topology": topology})
     findings = Findings(origin=Origin(file="r.toml"))
     filled = replace(plan.task, **{"max_length": 2048, **task})
-    return plan_replica(model, filled, plan.slice, findings), findings
+    return plan_replica(model, filled, plan.slice, per=per, findings=findings), findings
 
 
 def test_replica_has_all_chips_of_a_host_that_the_model_divides_over() -> None:
@@ -130,20 +131,52 @@ def test_replica_with_fp8_pages_has_twice_as_many_where_they_are_smaller() -> No
     assert [(p.where.key, "no smaller" in p.message) for p in findings.problems] == [("task.kv_dtype", True)]
 
 
-def test_replica_that_no_host_holds_is_refused_whatever_the_slice() -> None:
-    large = ModelSpec(
-        name="120b",
-        vocab_size=128_256,
-        hidden_size=12_288,
-        num_layers=96,
-        num_heads=96,
-        num_kv_heads=8,
-        head_dim=128,
-        mlp_size=28_672,
-    )
-    for topology, several in (("2x2", False), ("4x4", True)):
-        _, findings = replica(large, topology=topology)
-        (problem,) = findings.problems
-        assert problem.where.key == "slice.topology"
-        assert "does not fit a host" in problem.message
-        assert ("not split over several" in str(problem.hint)) is several
+LARGE = ModelSpec(
+    name="120b",
+    vocab_size=128_256,
+    hidden_size=12_288,
+    num_layers=96,
+    num_heads=96,
+    num_kv_heads=8,
+    head_dim=128,
+    mlp_size=28_672,
+)
+
+
+def test_replica_that_no_host_holds_has_a_slice_where_one_does() -> None:
+    found, findings = replica(LARGE, topology="4x4")
+    assert (found.per, found.tensor, found.min_step_tokens, findings.problems) == ("slice", 16, 16, [])
+    assert found.num_pages > 2048 // 64
+    assert "each slice is a replica: the model does not fit a host" in findings.notes[0]
+    _, findings = replica(LARGE, topology="4x4", per="host")
+    assert ['task.replica = "slice"' in str(problem.hint) for problem in findings.problems] == [True]
+
+
+def test_replica_is_over_a_slice_where_that_is_asked_and_on_its_host_where_there_is_one() -> None:
+    assert replica(PRESETS["llama3-8b"], topology="4x4")[0].per == "host"
+    asked, findings = replica(PRESETS["llama3-8b"], topology="4x4", per="slice")
+    assert (asked.per, asked.tensor, findings.problems, findings.notes) == ("slice", 16, [], [])
+    assert replica(PRESETS["llama3-8b"], topology="2x2", per="slice")[0].per == "host"
+    _, findings = replica(PRESETS["smollm2-135m"], topology="4x4", per="slice")
+    assert {problem.where.key for problem in findings.problems} == {"task.replica"}
+    assert "tensor 16 does not divide num_heads 9" in findings.problems[0].message
+
+
+def test_replica_that_neither_host_nor_slice_holds_is_refused_with_both_sizes() -> None:
+    for topology, dtype, places in (("2x2", "bfloat16", ["host"]), ("4x4", "float32", ["host", "slice"])):
+        _, findings = replica(LARGE, topology=topology, dtype=dtype)
+        assert {problem.where.key for problem in findings.problems} == {"slice.topology"}
+        told = [problem.message for problem in findings.problems]
+        assert [f"does not fit a {place}: " in words for place, words in zip(places, told, strict=True)] == [
+            True for _ in places
+        ]
+
+
+def test_plan_of_a_replica_per_slice_deals_parts_to_slices() -> None:
+    asked = {"kind": "generate", "replica": "slice"}
+    model = {"source": "builtin:smollm2-135m"}
+    for topology, slices, count in (("4x4", 2, 8), ("2x2", 2, 2)):
+        plan = planned(slice={"accelerator": "v6e", "topology": topology, "slices": slices}, task=asked, model=model)
+        assert plan.replica is None
+        filled, _ = replica(PRESETS["llama3-8b"], topology=topology, per="slice")
+        assert (plan.replicas, replace(plan, replica=filled).replicas) == (count, 2)

@@ -63,9 +63,7 @@ def work_of(plan: InferencePlan, rows: Rows, *, model: str | None = None) -> Wor
         rows=kept,
         dropped=rows.num_rows - kept,
         task={**_task_facts(task), "model": model},
-        part_rows=part_rows(
-            rows, most=plan.output.rows_per_part, batch_rows=task.batch_rows, replicas=plan.slice.total_hosts
-        ),
+        part_rows=part_rows(rows, most=plan.output.rows_per_part, batch_rows=task.batch_rows, replicas=plan.replicas),
     )
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from tpuctl.modelspec import ModelSpec, num_layer_parameters, num_parameters
 from tpuctl.modelspec.adapters import adapter_parameters
-from tpuctl.plan.schema import BudgetPlan, MeshPlan
-from tpuctl.plan.train_schema import RematPolicy, TrainPlan
+from tpuctl.plan.schema import MeshPlan
+from tpuctl.plan.train_schema import BudgetPlan, RematPolicy, TrainPlan
 from tpuctl.plan.weights_schema import LoraPlan
 from tpuctl.recipe.schema import TrainingRecipe
 from tpuctl.recipe.settings import keys_of

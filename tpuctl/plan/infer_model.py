@@ -45,7 +45,9 @@ def fit_model(plan: InferencePlan, recipe: InferenceRecipe) -> InferencePlan:
         findings.refuse("task.max_length", message, f"use at most {model.positions}")
     task = replace(plan.task, max_length=length)
     check_room(task, findings)
-    replica = plan_replica(model.decoder, task, plan.slice, findings) if model.decoder else None
+    replica = None
+    if model.decoder is not None:
+        replica = plan_replica(model.decoder, task, plan.slice, per=recipe.task.replica, findings=findings)
     findings.settle()
     source = replace(plan.model, parameters=model.parameters)
     return replace(plan, task=task, model=source, replica=replica, notes=(*plan.notes, *findings.notes))

@@ -11,6 +11,7 @@ TaskKind = Literal["custom", "generate", "score", "classify", "embed"]
 OutputMode = Literal["resume", "error", "overwrite", "append"]
 BadRowRule = Literal["quarantine", "fail"]
 RaggedEnd = Literal["pad", "drop", "raise"]
+ReplicaPlace = Literal["host", "slice"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,11 +120,12 @@ class TaskPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaPlan:
-    """A language model on a host: split over ``tensor`` devices, with KV pages of ``page_size`` tokens.
+    """A language model on each host or over each slice: split over ``tensor`` devices, pages of ``page_size`` tokens.
 
     A step has at least ``min_step_tokens``, and as a multiple of them divides over the devices.
     """
 
+    per: ReplicaPlace
     tensor: int
     page_size: int
     num_pages: int

@@ -9,8 +9,8 @@ from tpuctl.plan.here import Here
 from tpuctl.plan.infer_schema import SAMPLING_COLUMNS, PromptPlan, SamplingPlan, TaskPlan
 from tpuctl.plan.places import storage_place
 from tpuctl.plan.row_template import columns
-from tpuctl.recipe.inference import PromptTable, SamplingTable
 from tpuctl.recipe.origin import Findings
+from tpuctl.recipe.prompting import PromptTable, SamplingTable
 from tpuctl.recipe.schema import InferenceRecipe
 
 _LANGUAGE = ("generate", "score", "classify")
@@ -29,6 +29,9 @@ def plan_task(recipe: InferenceRecipe, *, here: Here, findings: Findings) -> Tas
         findings.refuse("task.speculate", f"a task of kind {task.kind!r} makes no tokens", "leave it out")
     if task.kv_dtype is not None and task.kind not in _LANGUAGE:
         findings.refuse("task.kv_dtype", f"a task of kind {task.kind!r} has no KV pages", "leave it out")
+    if task.replica == "slice" and task.kind not in _LANGUAGE:
+        message = f"a task of kind {task.kind!r} runs on each host by itself"
+        findings.refuse("task.replica", message, "leave it out")
     prompt = _prompt(recipe, here=here, findings=findings)
     plan = TaskPlan(
         kind=task.kind,

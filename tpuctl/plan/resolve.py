@@ -21,11 +21,11 @@ from tpuctl.plan.mesh import plan_mesh
 from tpuctl.plan.model import ModelGround, plan_model, plan_tokenizer
 from tpuctl.plan.models import resolve_models
 from tpuctl.plan.places import plan_data, plan_run
-from tpuctl.plan.schema import BudgetPlan, CustomPlan, JobKind, Plan, TrainingPlan
+from tpuctl.plan.schema import CustomPlan, JobKind, Plan, TrainingPlan
 from tpuctl.plan.serve import resolve_serving
 from tpuctl.plan.slices import plan_slices
 from tpuctl.plan.source import ModelSource, Source
-from tpuctl.plan.train_schema import CheckpointPlan, DataPlan, ExpectPlan, OptimPlan, TrainPlan
+from tpuctl.plan.train_schema import BudgetPlan, CheckpointPlan, DataPlan, ExpectPlan, OptimPlan, TrainPlan
 from tpuctl.plan.weights_schema import WeightsPlan
 from tpuctl.recipe.custom import CustomJobTable
 from tpuctl.recipe.origin import Findings

@@ -16,7 +16,7 @@ from tpuctl.plan.custom_schema import WorkPlan
 from tpuctl.plan.decode import PlanFormatError, decode
 from tpuctl.plan.infer_schema import InferDataPlan, OutputPlan, ReplicaPlan, SourcePlan, TaskPlan
 from tpuctl.plan.serve_schema import AddressPlan, EncoderPlan, EndpointPlan, EnginePlan, ServedCheckpointPlan, TextPlan
-from tpuctl.plan.train_schema import CheckpointPlan, DataPlan, ExpectPlan, OptimPlan, TrainPlan
+from tpuctl.plan.train_schema import BudgetPlan, CheckpointPlan, DataPlan, ExpectPlan, OptimPlan, TrainPlan
 from tpuctl.plan.weights_schema import LoraPlan, ServedAdapterPlan, WeightsPlan
 
 PLAN_SCHEMA = "tpuctl.plan/1"
@@ -98,24 +98,6 @@ class JobPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BudgetPlan:
-    """Estimated HBM per device, in bytes, and what the chip offers; ``trained`` of the ``parameters`` are."""
-
-    parameters: int
-    trained: int
-    hbm_bytes: int
-    state_bytes: int
-    gradient_bytes: int
-    activation_bytes: int
-    logit_bytes: int
-
-    @property
-    def needed_bytes(self) -> int:
-        """Sum of all parts."""
-        return self.state_bytes + self.gradient_bytes + self.activation_bytes + self.logit_bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """One job, wholly decided: what jobs of every kind have."""
 
@@ -179,6 +161,16 @@ class InferencePlan(UniformPlan):
     task: TaskPlan
     replica: ReplicaPlan | None
     output: OutputPlan
+
+    @property
+    def per_slice(self) -> bool:
+        """Whether a replica has all hosts of a slice; otherwise each host is one."""
+        return self.replica is not None and self.replica.per == "slice"
+
+    @property
+    def replicas(self) -> int:
+        """How many there are, over all slices."""
+        return self.slice.slices if self.per_slice else self.slice.total_hosts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -81,3 +81,21 @@ class ExpectPlan:
 
     max_eval_loss: float | None
     max_bits_per_byte: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BudgetPlan:
+    """Estimated HBM per device, in bytes, and what the chip offers; ``trained`` of the ``parameters`` are."""
+
+    parameters: int
+    trained: int
+    hbm_bytes: int
+    state_bytes: int
+    gradient_bytes: int
+    activation_bytes: int
+    logit_bytes: int
+
+    @property
+    def needed_bytes(self) -> int:
+        """Sum of all parts."""
+        return self.state_bytes + self.gradient_bytes + self.activation_bytes + self.logit_bytes

@@ -13,10 +13,11 @@ from typing import Any
 from tpuctl.plan.schema import JobKind
 from tpuctl.recipe.custom import CustomJobTable
 from tpuctl.recipe.data import DataTable
-from tpuctl.recipe.inference import OutputTable, PromptTable, RowsTable, SamplingTable, SourceTable, TaskTable
+from tpuctl.recipe.inference import OutputTable, RowsTable, SourceTable, TaskTable
 from tpuctl.recipe.learning import CheckpointTable, ExpectTable, LoraTable, ModelTable, OptimTable, TrainTable
 from tpuctl.recipe.origin import Origin
 from tpuctl.recipe.placement import ClusterTable, JobTable, MeshTable, RunTable, SliceTable
+from tpuctl.recipe.prompting import PromptTable, SamplingTable
 from tpuctl.recipe.serving import EngineTable, ServedModelTable, ServedSliceTable, ServeTable
 from tpuctl.recipe.settings import FAMILY, Sharing, setting
 
