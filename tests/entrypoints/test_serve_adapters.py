@@ -15,6 +15,7 @@ from tests.fakes.adapter_folders import LORAS, write_adapter_folder
 from tests.fakes.model_folders import SPEC, write_model
 from tests.fakes.tensor_files import write_tensors
 from tests.nn.test_peft import tensors_of
+from tpuctl.entrypoints.local_model import LocalModel
 from tpuctl.entrypoints.serve_adapters import held_adapters, load_adapters
 from tpuctl.errors import WeightsError
 from tpuctl.mesh import create_mesh
@@ -54,7 +55,8 @@ def plan(tmp_path: Path) -> ServingPlan:
 def loaded(plan: ServingPlan) -> Any:
     adapters = held_adapters(plan)
     assert adapters is not None
-    return load_adapters(plan, adapters, create_mesh(plan.mesh, devices=jax.devices()[:4]), tell=lambda *_, **__: None)
+    mesh = create_mesh(plan.mesh, devices=jax.devices()[:4])
+    return load_adapters(LocalModel.served(plan), adapters, mesh, tell=lambda *_, **__: None)
 
 
 def test_adapters_lie_side_by_side_each_scaled_and_split_as_their_projections(plan: ServingPlan) -> None:

@@ -15,8 +15,9 @@ from tests.fakes.model_folders import CONFIG, SPEC, write_model
 from tests.fakes.tiny_engine import tensor_mesh
 from tpuctl.engine.adapters import NONE
 from tpuctl.engine.options import EngineOptions
+from tpuctl.entrypoints.local_model import LocalModel
 from tpuctl.entrypoints.parity import plain_forward
-from tpuctl.entrypoints.serve_model import _drawn, ready_runner
+from tpuctl.entrypoints.ready_runner import _drawn, ready_runner
 from tpuctl.modelspec import ModelSpec
 from tpuctl.nn.params import ParamTree, init_params, param_shardings
 from tpuctl.nn.quantised import dequantised_tree, quantised_tree
@@ -54,7 +55,7 @@ def test_int8_weights_of_a_folder_are_on_all_devices_and_checked_against_themsel
     plan = served(tmp_path, topology="2x4", engine=INT8, source=str(tmp_path), tokenizer="bytes")
     options = EngineOptions(max_length=32, num_pages=4, page_size=8, max_running=8, max_step_tokens=8)
     told: list[str] = []
-    runner, forward = ready_runner(plan, options, simulated=True, tell=lambda phase, **_: told.append(phase))
+    runner, forward = ready_runner(LocalModel.served(plan), options, tell=lambda phase, **_: told.append(phase))
     assert told == ["weights"]
     gate = runner._params["layers"]["mlp"]["gate"]
     assert (gate.values.dtype, gate.values.addressable_shards[0].data.shape) == (jnp.int8, (3, 32, 8))
@@ -72,7 +73,7 @@ def test_fp8_pages_are_checked_against_a_forward_pass_over_rounded_keys_and_valu
     write_model(tmp_path, config=CONFIG | WIDE)
     plan = served(tmp_path, topology="2x4", engine={"kv_dtype": "fp8"}, source=str(tmp_path), tokenizer="bytes")
     options = EngineOptions(max_length=32, num_pages=4, page_size=8, max_running=8, max_step_tokens=8)
-    runner, forward = ready_runner(plan, options, simulated=True, tell=lambda *_, **__: None)
+    runner, forward = ready_runner(LocalModel.served(plan), options, tell=lambda *_, **__: None)
     assert runner.program.page_shape.dtype == jnp.float8_e4m3fn
     assert runner._state["pages"].dtype.itemsize == 1
     tokens, params = np.arange(12, dtype=np.int32), _whole(WIDE_SPEC, tmp_path)
@@ -94,7 +95,7 @@ def _whole(spec: ModelSpec, folder: Path) -> ParamTree:
 def test_int8_weights_drawn_at_random_are_those_of_the_seed(tmp_path: Path) -> None:
     plan = served(tmp_path, topology="1x1", engine=INT8, preset="tiny-1m")
     shardings = param_shardings(plan.model, tensor_mesh(), quantised="int8")
-    found = _drawn(plan, shardings, jnp.dtype(jnp.float32))
+    found = _drawn(LocalModel.served(plan), shardings, jnp.dtype(jnp.float32))
     expected = quantised_tree(init_params(plan.model, jax.random.key(plan.engine.seed)))
     assert found["layers"]["mlp"]["up"].values.dtype == jnp.int8
     off = jax.tree.map(lambda a, b: np.abs(np.subtract(a, b, dtype=np.float32)).max(), found, expected)

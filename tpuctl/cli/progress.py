@@ -152,7 +152,8 @@ class Wording:
         if len(self._joined) < item["hosts"]:
             return None
         kind = "simulated: CPU" if self._simulated else item.get("platform", "")
-        hosts, devices = console.counted(item["hosts"], "host"), console.counted(item["devices"], "device")
+        per = item.get("per", "host")
+        hosts, devices = console.counted(item["hosts"], per), console.counted(item["devices"], "device")
         return f"joined  {len(self._joined)} of {hosts}, {devices} each ({kind})"
 
     def _step(self, item: Event) -> str:

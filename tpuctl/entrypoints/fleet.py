@@ -1,4 +1,4 @@
-"""The hosts of a batch inference job: parts dealt to them as they get free, those of a host that dies dealt again."""
+"""The replicas of a batch inference job: parts dealt to them as they get free, those of one that dies dealt again."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import ray
 from tpuctl.entrypoints.emit import emit
 from tpuctl.entrypoints.failures import task_reason
 from tpuctl.entrypoints.infer_host import PARTS_AHEAD, HostFacts
-from tpuctl.errors import CapacityError, JobFailedError
+from tpuctl.errors import CapacityError, HostLostError, JobFailedError, TpuctlError
 from tpuctl.infer.dealer import Dealer
 from tpuctl.infer.parts import Part
 from tpuctl.infer.replica import Done
+from tpuctl.plan.infer_schema import ReplicaPlace
 
 POLL_SECONDS = 0.5
 ASK_SECONDS = 2.0
@@ -23,17 +24,19 @@ ASK_SECONDS = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetOptions:
-    """``start`` makes the actor of a host; ``max_failures`` hosts may die; ``start_seconds`` is what one may take."""
+    """``start`` makes the actor of a replica, which ``per`` host or slice there is one of; ``max_failures`` of them may
+    die; ``start_seconds`` is what one may take to start."""
 
     start: Callable[[int], Any]
-    hosts: int
+    per: ReplicaPlace
+    replicas: int
     max_failures: int
     start_seconds: float
 
 
 @dataclass(kw_only=True, slots=True)
-class _Host:
-    """A host's process: its actor, whether it has said that it can work, the parts it has, by their answers.
+class _Worker:
+    """A replica's process: its actor, whether it has said that it can work, the parts it has, by their answers.
 
     ``underway`` are rows done of these parts, as it said when it was last asked; ``question`` is open.
     """
@@ -50,21 +53,21 @@ class _Host:
 
 
 class Fleet:
-    """Does parts on all hosts. Host numbers count over all slices."""
+    """Does parts on all replicas. Numbers of hosts count over all slices."""
 
     def __init__(self, options: FleetOptions) -> None:
         self._options = options
         self._failures = 0
         self._joined: set[int] = set()
-        self._hosts = {number: self._start(number) for number in range(options.hosts)}
+        self._workers = {number: self._start(number) for number in range(options.replicas)}
 
     def run(self, parts: dict[int, Part], *, stop: Callable[[], bool]) -> Iterator[tuple[int, Done] | None]:
         """Host and outcome of each part as it is done, and None when nothing happened for a moment.
 
-        Ends when all parts are done, or, once ``stop`` says so, when those that hosts have are.
+        Ends when all parts are done, or, once ``stop`` says so, when those that replicas have are.
 
         Raises:
-            TpuctlError: a part failed for a reason; hosts died too often; none can be had.
+            TpuctlError: a part failed for a reason; replicas died too often; none can be had.
         """
         dealer = Dealer(parts)
         while dealer.left or self.at_work:
@@ -77,77 +80,79 @@ class Fleet:
 
     @property
     def at_work(self) -> bool:
-        """Whether a host has parts."""
-        return any(host.parts for host in self._hosts.values())
+        """Whether a replica has parts."""
+        return any(worker.parts for worker in self._workers.values())
 
     @property
     def underway(self) -> dict[int, int]:
-        """Rows that are done of parts that aren't, by host."""
-        return {host.number: host.underway for host in self._hosts.values() if host.underway}
+        """Rows that are done of parts that aren't, by replica."""
+        return {worker.number: worker.underway for worker in self._workers.values() if worker.underway}
 
     def close(self) -> None:
-        """End the hosts' processes."""
-        for host in self._hosts.values():
-            ray.kill(host.actor)
+        """End the replicas' processes."""
+        for worker in self._workers.values():
+            ray.kill(worker.actor)
 
-    def _start(self, number: int) -> _Host:
+    def _start(self, number: int) -> _Worker:
         actor = self._options.start(number)
-        return _Host(number=number, actor=actor, since=time.monotonic(), hello=actor.join.remote())
+        return _Worker(number=number, actor=actor, since=time.monotonic(), hello=actor.join.remote())
 
     def _deal(self, dealer: Dealer, parts: dict[int, Part]) -> None:
-        """One part to each host in turn, until all have enough: the last ones shall not all go to the first host."""
+        """One part to each in turn, until all have enough: the last ones shall not all go to the first."""
         for _ in range(PARTS_AHEAD):
-            ready = [host for host in self._hosts.values() if host.ready and len(host.parts) < PARTS_AHEAD]
-            for host in sorted(ready, key=lambda host: len(host.parts)):
-                index = dealer.deal(host.number)
+            ready = [worker for worker in self._workers.values() if worker.ready and len(worker.parts) < PARTS_AHEAD]
+            for worker in sorted(ready, key=lambda worker: len(worker.parts)):
+                index = dealer.deal(worker.number)
                 if index is not None:
-                    host.parts[host.actor.do.remote(parts[index])] = parts[index]
+                    worker.parts[worker.actor.do.remote(parts[index])] = parts[index]
 
     def _settle(self, dealer: Dealer) -> Iterator[tuple[int, Done] | None]:
         self._ask()
-        waiting = {ref: host for host in self._hosts.values() for ref in self._answers(host)}
+        waiting = {ref: worker for worker in self._workers.values() for ref in self._answers(worker)}
         answered, _ = ray.wait(list(waiting), num_returns=1, timeout=POLL_SECONDS)
         if not answered:
             self._check_starts()
             yield None
         for ref in answered:
-            host = waiting[ref]
+            worker = waiting[ref]
             try:
                 answer = ray.get(ref)
             except ray.exceptions.RayTaskError as error:
-                raise task_reason(error) from error
-            except ray.exceptions.RayError as error:
-                self._replace(host, dealer, error)
+                self._take_failure(worker, dealer, task_reason(error))
                 continue
-            if ref == host.hello:
-                self._join(host, answer)
-            elif ref == host.question:
-                host.underway, host.question = answer, None
+            except ray.exceptions.RayError as error:
+                self._take_loss(worker, dealer, f"its process died: {_first_line(error)}")
+                continue
+            if ref == worker.hello:
+                self._join(worker, answer)
+            elif ref == worker.question:
+                worker.underway, worker.question = answer, None
             else:
-                host.underway = max(0, host.underway - host.parts.pop(ref).rows)
-                yield host.number, answer
+                worker.underway = max(0, worker.underway - worker.parts.pop(ref).rows)
+                yield worker.number, answer
 
     def _ask(self) -> None:
         """Ask those at work how far they are, now and then."""
         now = time.monotonic()
-        for host in self._hosts.values():
-            if host.parts and host.question is None and now - host.asked >= ASK_SECONDS:
-                host.question, host.asked = host.actor.underway.remote(), now
+        for worker in self._workers.values():
+            if worker.parts and worker.question is None and now - worker.asked >= ASK_SECONDS:
+                worker.question, worker.asked = worker.actor.underway.remote(), now
 
     @staticmethod
-    def _answers(host: _Host) -> list[Any]:
-        if not host.ready:
-            return [host.hello]
-        return list(host.parts) if host.question is None else [*host.parts, host.question]
+    def _answers(worker: _Worker) -> list[Any]:
+        if not worker.ready:
+            return [worker.hello]
+        return list(worker.parts) if worker.question is None else [*worker.parts, worker.question]
 
-    def _join(self, host: _Host, facts: HostFacts) -> None:
-        host.ready = True
-        if host.number not in self._joined:
-            self._joined.add(host.number)
+    def _join(self, worker: _Worker, facts: HostFacts) -> None:
+        worker.ready = True
+        if worker.number not in self._joined:
+            self._joined.add(worker.number)
             emit(
                 "host",
-                host=host.number,
-                hosts=self._options.hosts,
+                host=worker.number,
+                hosts=self._options.replicas,
+                per=self._options.per,
                 pid=facts.pid,
                 ip=facts.ip,
                 devices=facts.devices,
@@ -155,24 +160,42 @@ class Fleet:
                 simulated=facts.platform == "cpu",
             )
 
-    def _replace(self, host: _Host, dealer: Dealer, error: Exception) -> None:
-        """A host's process is gone: its parts are free again, and another takes its place."""
+    def _take_failure(self, worker: _Worker, dealer: Dealer, error: TpuctlError) -> None:
+        """A replica failed for a reason. One of a slice may have lost a host, or be waiting for one while others work.
+
+        Raises:
+            TpuctlError: the reason, which would come again.
+        """
+        if isinstance(error, HostLostError):
+            self._take_loss(worker, dealer, error.message)
+        elif isinstance(error, CapacityError) and any(other.ready for other in self._workers.values()):
+            emit("note", text=f"{self._options.per} {worker.number}: {error.message}; it is waited for again")
+            self._replace(worker)
+        else:
+            raise error
+
+    def _take_loss(self, worker: _Worker, dealer: Dealer, why: str) -> None:
+        """A replica is gone: its parts are free again, and another takes its place."""
         self._failures += 1
-        what = f"host {host.number}: its process died"
+        what = f"{self._options.per} {worker.number}: {why}"
         if self._failures > self._options.max_failures:
-            raise JobFailedError(f"{what}, for the {self._failures}. time in this job: {_first_line(error)}")
-        for part in host.parts.values():
+            raise JobFailedError(f"{what}, the {self._failures}. loss in this job")
+        for part in worker.parts.values():
             dealer.give_back(part.index)
-        emit("note", text=f"{what} with {len(host.parts)} parts; restart {self._failures}, they are done again")
-        self._hosts[host.number] = self._start(host.number)
+        emit("note", text=f"{what}, with {len(worker.parts)} parts; restart {self._failures}, they are done again")
+        self._replace(worker)
+
+    def _replace(self, worker: _Worker) -> None:
+        ray.kill(worker.actor)  # and with it the processes it has started
+        self._workers[worker.number] = self._start(worker.number)
 
     def _check_starts(self) -> None:
         """Nobody at work and somebody overdue: nothing more would happen."""
-        hosts = self._hosts.values()
-        overdue = [h.number for h in hosts if not h.ready and time.monotonic() - h.since > self._options.start_seconds]
-        if overdue and not any(host.ready for host in hosts):
+        workers, latest = self._workers.values(), time.monotonic() - self._options.start_seconds
+        overdue = [worker.number for worker in workers if not worker.ready and worker.since < latest]
+        if overdue and not any(worker.ready for worker in workers):
             raise CapacityError(
-                f"hosts {overdue} did not start within {self._options.start_seconds:.0f} s",
+                f"{self._options.per}s {overdue} did not start within {self._options.start_seconds:.0f} s",
                 hint="has the slice been taken away? the same recipe again goes on from the parts that are done",
             )
 

@@ -1,7 +1,8 @@
-"""The infer entrypoint: the driver of a batch inference job. What each host does is in ``infer_host``.
+"""The infer entrypoint: the driver of a batch inference job. What each host does is in ``infer_host``, or for a
+slice whose hosts have a model together in ``infer_lead``.
 
 The driver finds out which rows there are and which parts are done, has the slices reserved, deals the parts that are
-missing to the hosts, and closes the output folder.
+missing to the replicas, a host or a slice each, and closes the output folder.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tpuctl.entrypoints.driver import begin, bounded
 from tpuctl.entrypoints.emit import emit, emit_event, tell_note
 from tpuctl.entrypoints.fleet import Fleet, FleetOptions
 from tpuctl.entrypoints.infer_host import CALLS_AT_ONCE, InferHost
+from tpuctl.entrypoints.infer_lead import InferLead
 from tpuctl.entrypoints.reservation import reserved
 from tpuctl.entrypoints.stopping import stop_watch
 from tpuctl.infer.folder import Folder, finish, read_manifest, take_folder
@@ -102,21 +104,26 @@ def _assignment(plan: InferencePlan, rows: Rows, folder: Folder) -> _Assignment:
 
 
 def _do(left: _Assignment, job: str) -> bool:
-    """Have the hosts do the parts; False if they were stopped before the end."""
+    """Have the replicas do the parts; False if they were stopped before the end."""
     plan = left.plan
     given = (plan_to_json(plan), ray.put(left.rows), left.folder.output)
     with stop_watch(job) as asked, reserved(plan.slice, timeout_seconds=plan.job.start_timeout_seconds) as slices:
         emit("phase", phase="reserved", seconds=time.monotonic() - left.tally.started)
-        host_process = ray.remote(InferHost)
+        process = ray.remote(InferLead if plan.per_slice else InferHost)
 
-        def start(host: int) -> Any:
-            options = {"max_concurrency": CALLS_AT_ONCE, "max_restarts": 0, **slices.options(host)}
-            return host_process.options(**options).remote(*given, host)
+        def start(number: int) -> Any:
+            options, more = slices.options(number), ()
+            if plan.per_slice:
+                led = slices.of_slice(number)
+                options, more = led.beside(0), (led,)
+            options |= {"max_concurrency": CALLS_AT_ONCE, "max_restarts": 0}
+            return process.options(**options).remote(*given, number, *more)
 
         fleet = Fleet(
             FleetOptions(
                 start=start,
-                hosts=plan.slice.total_hosts,
+                per="slice" if plan.per_slice else "host",
+                replicas=plan.replicas,
                 max_failures=plan.job.max_failures,
                 start_seconds=plan.job.start_timeout_seconds,
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -20,15 +20,26 @@ _HINT = "`tpuctl cluster status` says why a slice is not free; [job] start_timeo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reservation:
-    """Slices that are ours. Host ``number`` counts over all of them."""
+    """Slices that are ours. Host ``number`` counts over all of them; ``first`` is that of their host 0 in the group."""
 
     group: PlacementGroup
     plan: SlicePlan
+    first: int = 0
 
     def options(self, number: int) -> dict[str, Any]:
         """The options of an actor that has a host to itself."""
-        strategy = PlacementGroupSchedulingStrategy(placement_group=self.group, placement_group_bundle_index=number)
-        return {"num_cpus": 1, "resources": {"TPU": self.plan.chips_per_host}, "scheduling_strategy": strategy}
+        return {**self.beside(number), "num_cpus": 1, "resources": {"TPU": self.plan.chips_per_host}}
+
+    def beside(self, number: int) -> dict[str, Any]:
+        """The options of an actor on a host, with nothing of what another one has there to itself."""
+        strategy = PlacementGroupSchedulingStrategy(
+            placement_group=self.group, placement_group_bundle_index=self.first + number
+        )
+        return {"num_cpus": 0, "scheduling_strategy": strategy}
+
+    def of_slice(self, number: int) -> Reservation:
+        """One of the slices by itself."""
+        return replace(self, plan=replace(self.plan, slices=1), first=self.first + number * self.plan.hosts)
 
 
 @contextmanager

@@ -1,23 +1,28 @@
-"""The hosts' processes of a served slice: started by Ray, joined, led over sockets, watched for one that ends."""
+"""The hosts' processes of a slice that has one model: started by Ray, joined, led over sockets, watched for an end."""
 
 from __future__ import annotations
 
 import secrets
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import ray
 
+from tpuctl.engine.engine import Engine
 from tpuctl.engine.frames import Channel, Listener
 from tpuctl.engine.lockstep import Lockstep, Tell
 from tpuctl.engine.options import EngineOptions
+from tpuctl.engine.runner import batch_sizes
 from tpuctl.entrypoints.failures import task_reason
 from tpuctl.entrypoints.reservation import Reservation
 from tpuctl.entrypoints.runner_host import Joining, RunnerHost
 from tpuctl.entrypoints.seats import Seat, deal_ranks
 from tpuctl.errors import CapacityError, HostLostError, JobFailedError, TpuctlError
-from tpuctl.plan.schema import ServingPlan, plan_to_json
+from tpuctl.modelspec import ModelSpec
+from tpuctl.plan.schema import InferencePlan, ServingPlan, plan_to_json
 
 # A host that hangs in a step is as good as gone.
 STEP_SECONDS = 60.0
@@ -29,8 +34,8 @@ _REASON_SECONDS = 5.0
 class RunnerGang:
     """One life of them: when one ends, all are done for."""
 
-    def __init__(self, plan: ServingPlan, slices: Reservation, *, options: EngineOptions) -> None:
-        """Start one process on each host of the reservation."""
+    def __init__(self, plan: ServingPlan | InferencePlan, slices: Reservation, *, options: EngineOptions) -> None:
+        """Start one process on each host of the reservation, which is one slice, as the plan's is."""
         self._plan = plan
         self._options = options
         self._seconds = plan.job.start_timeout_seconds
@@ -46,14 +51,45 @@ class RunnerGang:
         self._reason: TpuctlError | None = None
         self._watching = threading.Thread(target=self._watch, name="gang-watch", daemon=True)
 
-    def join(self, *, tell: Tell) -> Lockstep:
-        """Have them join each other and the leader.
+    @property
+    def hosts(self) -> Lockstep:
+        """All of them together, once they are led."""
+        assert self._hosts is not None, "led first"
+        return self._hosts
+
+    def lead(self, spec: ModelSpec, *, tell: Tell) -> Engine:
+        """Have them join each other, and wait for their weights: the engine whose steps they run.
 
         Raises:
-            CapacityError: They did not in time.
+            CapacityError: They did not join in time.
             ClusterError: They are not the hosts of one slice.
             HostLostError: One of them is gone.
+            TpuctlError: One of them failed for a reason of ours.
         """
+        hosts = self._join(tell=tell)
+        with self.reasons():
+            hosts.wait_ready(tell)
+        return Engine(hosts, sizes=batch_sizes(spec, self._options), options=self._options)
+
+    @contextmanager
+    def reasons(self) -> Iterator[None]:
+        """Raise the reason of ours behind a lost host, which would come again at the next start, where it had one."""
+        try:
+            yield
+        except HostLostError as error:
+            raise self._ours() or error from error
+
+    def close(self) -> None:
+        """Let them end, and see to it that they do."""
+        self._closed.set()
+        if self._hosts is not None:
+            self._hosts.close()
+        for actor in self._actors:
+            ray.kill(actor)
+        if self._watching.is_alive():
+            self._watching.join(_REASON_SECONDS)
+
+    def _join(self, *, tell: Tell) -> Lockstep:
         began = time.monotonic()
         found: list[tuple[Seat, int]] = self._get([actor.seat.remote() for actor in self._actors])
         numbers = deal_ranks([seat for seat, _ in found], slices=1, hosts=self._plan.slice.hosts)
@@ -66,21 +102,6 @@ class RunnerGang:
         if self._ended.is_set():
             self._hosts.lose(self._words())
         return self._hosts
-
-    def reason(self) -> TpuctlError | None:
-        """Why the first of them ended, where it had a reason of ours, which would come again at the next start."""
-        self._ended.wait(_REASON_SECONDS)
-        return None if isinstance(self._reason, HostLostError) else self._reason
-
-    def close(self) -> None:
-        """Let them end, and see to it that they do."""
-        self._closed.set()
-        if self._hosts is not None:
-            self._hosts.close()
-        for actor in self._actors:
-            ray.kill(actor)
-        if self._watching.is_alive():
-            self._watching.join(_REASON_SECONDS)
 
     def _channels(self, numbers: list[int], began: float) -> list[Channel]:
         ((address, port),) = self._get([self._actors[numbers.index(0)].meeting_address.remote()])
@@ -141,6 +162,10 @@ class RunnerGang:
         except ray.exceptions.RayError as error:
             return HostLostError(f"{host} is gone: {_first_line(error)}")
         return JobFailedError(f"{host} ended without having been told to")
+
+    def _ours(self) -> TpuctlError | None:
+        self._ended.wait(_REASON_SECONDS)
+        return None if isinstance(self._reason, HostLostError) else self._reason
 
     def _words(self) -> str:
         assert self._reason is not None, "set before it is told"

@@ -1,16 +1,19 @@
-"""What a host of a served slice does: a process that holds its chips, joins the others and follows the leader."""
+"""What a host of a slice that has one model does: a process with its chips that joins the others, follows a leader."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from tpuctl.engine.frames import connect
-from tpuctl.engine.lockstep import Follower
+from tpuctl.engine.lockstep import Follower, Tell
 from tpuctl.engine.options import EngineOptions
+from tpuctl.entrypoints.local_model import LocalModel
 from tpuctl.entrypoints.seats import Seat, is_simulated, meeting_address, take_seat
-from tpuctl.plan.schema import ServingPlan, plan_from_json
+from tpuctl.plan.schema import InferencePlan, ServingPlan, plan_from_json
 
 # A host that is gone costs all of them, and the sooner the others know, the sooner they start again.
 _HEARTBEAT_SECONDS = 10
@@ -42,7 +45,7 @@ class RunnerHost:
 
     def __init__(self, plan_document: dict[str, Any]) -> None:
         plan = plan_from_json(plan_document)
-        assert isinstance(plan, ServingPlan), "the serve entrypoint sends one"
+        assert isinstance(plan, ServingPlan | InferencePlan), "other jobs have no engine"
         self._plan = plan
 
     def seat(self) -> tuple[Seat, int]:
@@ -65,7 +68,7 @@ class RunnerHost:
         os.environ.setdefault("JAX_PLATFORMS", "tpu")
         _join(joining, hosts=plan.slice.total_hosts)
         # Not at the top: the leader imports this file too, and must not touch the chips.
-        from tpuctl.entrypoints.serve_model import local_plan, ready_runner
+        from tpuctl.entrypoints.ready_runner import ready_runner, take_devices
 
         channel = connect(
             joining.leader, number=joining.number, word=joining.word, timeout_seconds=joining.timeout_seconds
@@ -75,10 +78,22 @@ class RunnerHost:
         def tell(phase: str, **fields: Any) -> None:
             follower.tell(phase=phase, **fields)
 
-        simulated = is_simulated()
-        with local_plan(plan, tell=tell) as found:
-            runner, forward = ready_runner(found, joining.options, simulated=simulated, tell=tell)
+        with _local(plan, tell=tell) as model:
+            take_devices(plan, simulated=is_simulated(), tell=tell)
+            runner, forward = ready_runner(model, joining.options, tell=tell)
         follower.run(runner, forward)
+
+
+@contextmanager
+def _local(plan: ServingPlan | InferencePlan, *, tell: Tell) -> Iterator[LocalModel]:
+    """The plan's model in folders of this host, as long as it is loaded."""
+    if isinstance(plan, InferencePlan):
+        yield LocalModel.inferred(plan)
+        return
+    from tpuctl.entrypoints.serve_model import local_plan
+
+    with local_plan(plan, tell=tell) as found:
+        yield LocalModel.served(found)
 
 
 def _join(joining: Joining, *, hosts: int) -> None:

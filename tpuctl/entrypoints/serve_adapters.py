@@ -17,6 +17,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
 from tpuctl.engine.adapters import Adapters, side_by_side
+from tpuctl.entrypoints.local_model import LocalModel
 from tpuctl.entrypoints.serve_checkpoint import run_export
 from tpuctl.errors import WeightsError
 from tpuctl.modelspec.adapters import TARGETS
@@ -57,8 +58,8 @@ def exported_adapters(plan: ServingPlan, *, tell: Callable[..., None]) -> Iterat
         yield replace(plan, adapters=tuple(found))
 
 
-def load_adapters(plan: ServingPlan, adapters: Adapters, mesh: Mesh, *, tell: Callable[..., None]) -> ParamTree:
-    """The factors of all adapters of a plan as those of one, on the devices, where the model has its adapters.
+def load_adapters(model: LocalModel, adapters: Adapters, mesh: Mesh, *, tell: Callable[..., None]) -> ParamTree:
+    """The factors of all adapters of a model as those of one, on the devices, where the model has its adapters.
 
     Every host of the mesh calls this.
 
@@ -67,17 +68,17 @@ def load_adapters(plan: ServingPlan, adapters: Adapters, mesh: Mesh, *, tell: Ca
         StorageError: it can't be read.
     """
     started = time.monotonic()
-    each = [(adapter.lora, _factors(plan, adapter)) for adapter in plan.adapters]
-    arrays = side_by_side(plan.model, adapters, each)
-    dtype = jnp.dtype(plan.engine.dtype)
+    each = [(adapter.lora, _factors(model, adapter)) for adapter in model.adapters]
+    arrays = side_by_side(model.spec, adapters, each)
+    dtype = jnp.dtype(model.dtype)
 
     def placed(path: Any, place: NamedSharding) -> Array:
         values = arrays[jax.tree_util.keystr(path, simple=True, separator="/")].astype(dtype)
         return jax.make_array_from_callback(values.shape, place, lambda index: values[index])
 
-    places, _ = split_adapters(param_shardings(plan.model, mesh, lora=adapters.lora))
+    places, _ = split_adapters(param_shardings(model.spec, mesh, lora=adapters.lora))
     tree: ParamTree = jax.tree_util.tree_map_with_path(placed, places)
-    listed = ", ".join(f"{adapter.name} (rank {adapter.lora.rank})" for adapter in plan.adapters)
+    listed = ", ".join(f"{adapter.name} (rank {adapter.lora.rank})" for adapter in model.adapters)
     tell("adapters", seconds=time.monotonic() - started, detail=listed)
     return tree
 
@@ -93,9 +94,9 @@ def _exported(
     return replace(adapter, uri=folder, is_run=False, step=None)
 
 
-def _factors(plan: ServingPlan, adapter: ServedAdapterPlan) -> dict[str, np.ndarray]:
-    assert plan.weights is not None, "a plan has adapters beside a model's own weights only"
+def _factors(model: LocalModel, adapter: ServedAdapterPlan) -> dict[str, np.ndarray]:
+    assert model.weights is not None, "a plan has adapters beside a model's own weights only"
     try:
-        return read_adapter(Adapted(spec=plan.model, family=plan.weights.family, lora=adapter.lora), adapter.uri)
+        return read_adapter(Adapted(spec=model.spec, family=model.weights.family, lora=adapter.lora), adapter.uri)
     except WeightsError as error:
         raise WeightsError(f"adapter {adapter.name}: {error.message}", hint=error.hint) from error

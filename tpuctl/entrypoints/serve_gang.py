@@ -12,9 +12,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
-from tpuctl.engine.engine import Engine
 from tpuctl.engine.lockstep import Tell
-from tpuctl.engine.runner import batch_sizes
 from tpuctl.entrypoints.reservation import reserved
 from tpuctl.entrypoints.runner_gang import RunnerGang
 from tpuctl.entrypoints.serve_host import ServeHost
@@ -77,13 +75,9 @@ class GangModel:
             text = load_text(found)
         options = engine_options(plan, text[0])
         gang = self._held.enter_context(closing(RunnerGang(plan, slices, options=options)))
-        hosts = gang.join(tell=self._tell)
-        try:
-            hosts.wait_ready(self._tell)
-            engine = Engine(hosts, sizes=batch_sizes(plan.model, options), options=options)
-            return replace(proven(plan, engine, hosts.forward, text, tell=self._tell), lost=hosts.lost)
-        except HostLostError as error:
-            raise gang.reason() or error from error
+        engine = gang.lead(plan.model, tell=self._tell)
+        with gang.reasons():
+            return replace(proven(plan, engine, gang.hosts.forward, text, tell=self._tell), lost=gang.hosts.lost)
 
 
 class LeadHost(ServeHost):

@@ -9,33 +9,24 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
-
-import jax
-import jax.numpy as jnp
-from jax.sharding import Mesh
 
 from tpuctl.builtin_models.fetch import model_folder
 from tpuctl.engine.engine import Engine
 from tpuctl.engine.lockstep import Forward
-from tpuctl.engine.options import EngineOptions, buckets
-from tpuctl.engine.runner import Runner, RunnerOptions
-from tpuctl.entrypoints.parity import check_parity, plain_forward
-from tpuctl.entrypoints.programs import keep_programs
-from tpuctl.entrypoints.serve_adapters import exported_adapters, held_adapters, load_adapters
+from tpuctl.engine.options import EngineOptions
+from tpuctl.entrypoints.local_model import LocalModel
+from tpuctl.entrypoints.parity import check_parity
+from tpuctl.entrypoints.ready_runner import ready_runner, take_devices
+from tpuctl.entrypoints.serve_adapters import exported_adapters, held_adapters
 from tpuctl.entrypoints.serve_checkpoint import exported_checkpoint
 from tpuctl.entrypoints.serve_text import load_text
-from tpuctl.mesh import create_mesh
-from tpuctl.nn.params import ParamTree, init_params, joined, param_shardings
-from tpuctl.nn.quantised import quantised_tree
-from tpuctl.nn.weights import load_params
+from tpuctl.entrypoints.warm_up import warm_up
 from tpuctl.plan.schema import ServingPlan
 from tpuctl.serve.generation import MakeGrammar
 from tpuctl.serve.served import Served
 from tpuctl.serve.server import Loaded
 from tpuctl.text import Tokenizer
 from tpuctl.text.chat import Chat
-from tpuctl.train.devices import verify_devices
 
 Tell = Callable[..., None]
 Text = tuple[Tokenizer, Chat | None, MakeGrammar]
@@ -53,7 +44,8 @@ def load_model(plan: ServingPlan, *, simulated: bool, tell: Tell) -> Loaded:
     with local_plan(plan, tell=tell) as found:
         text = load_text(found)
         options = engine_options(found, text[0])
-        runner, forward = ready_runner(found, options, simulated=simulated, tell=tell)
+        take_devices(plan, simulated=simulated, tell=tell)
+        runner, forward = ready_runner(LocalModel.served(found), options, tell=tell)
     engine = Engine(runner, sizes=runner.program.sizes, options=options)
     return proven(plan, engine, forward, text, tell=tell)
 
@@ -70,32 +62,13 @@ def local_plan(plan: ServingPlan, *, tell: Tell) -> Iterator[ServingPlan]:
         yield with_local_folders(found, tell=tell)
 
 
-def ready_runner(plan: ServingPlan, options: EngineOptions, *, simulated: bool, tell: Tell) -> tuple[Runner, Forward]:
-    """The plan's weights on all devices of its mesh, and the step over them; every host of the mesh calls this.
-
-    Raises:
-        ClusterError: These are not the plan's devices.
-        WeightsError: The folder's weights are not those of the plan's model, or an adapter does not fit it.
-    """
-    verify_devices(plan, simulated=simulated)
-    keep_programs(plan, tell=lambda text: tell("programs", detail=text))
-    mesh = create_mesh(plan.mesh)
-    # First, since a misfit shows in no time.
-    beside = {} if options.adapters is None else load_adapters(plan, options.adapters, mesh, tell=tell)
-    params = joined(beside, _weights(plan, mesh, tell=tell))
-    table = plan.engine
-    run = RunnerOptions(dtype=jnp.dtype(table.dtype), quantised=table.weights, kv_dtype=table.kv_dtype)
-    runner = Runner(plan.model, params, mesh=mesh, engine=options, options=run)
-    return runner, plain_forward(plan.model, params, adapters=options.adapters, kv_dtype=table.kv_dtype)
-
-
 def proven(plan: ServingPlan, engine: Engine, forward: Forward, text: Text, *, tell: Tell) -> Loaded:
     """An engine compiled, checked and given its text.
 
     Raises:
         JobFailedError: The engine does not say what the model says.
     """
-    _warm_up(engine, tell=tell)
+    warm_up(engine, tell=tell)
     check_parity(engine, forward, dtype=plan.engine.dtype, tell=tell)
     tokenizer, chat, make_grammar = text
     served = Served(
@@ -121,32 +94,6 @@ def with_local_folders(plan: ServingPlan, *, tell: Tell) -> ServingPlan:
     return replace(plan, weights=weights, text=text)
 
 
-def _weights(plan: ServingPlan, mesh: Mesh, *, tell: Tell) -> ParamTree:
-    started = time.monotonic()
-    spec, dtype = plan.model, jnp.dtype(plan.engine.dtype)
-    shardings = param_shardings(spec, mesh, quantised=plan.engine.weights)
-    if plan.weights is None:
-        params = _drawn(plan, shardings, dtype)
-        detail = f"drawn from seed {plan.engine.seed}"
-    else:
-        loaded = load_params(spec, plan.weights.uri, family=plan.weights.family, shardings=shardings, dtype=dtype)
-        params = loaded.params
-        detail = f"{loaded.bytes_read / 2**20:,.0f} MiB from {plan.weights.uri}"
-    jax.block_until_ready(params)
-    tell("weights", seconds=time.monotonic() - started, detail=detail)
-    return params
-
-
-def _drawn(plan: ServingPlan, shardings: ParamTree, dtype: Any) -> ParamTree:
-    def draw() -> ParamTree:
-        params = init_params(plan.model, jax.random.key(plan.engine.seed))
-        cast: ParamTree = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
-        return quantised_tree(cast) if plan.engine.weights else cast
-
-    drawn: ParamTree = jax.jit(draw, out_shardings=shardings)()
-    return drawn
-
-
 def engine_options(plan: ServingPlan, tokenizer: Tokenizer) -> EngineOptions:
     """What the plan says of the engine."""
     table = plan.engine
@@ -166,11 +113,3 @@ def engine_options(plan: ServingPlan, tokenizer: Tokenizer) -> EngineOptions:
         seed=time.time_ns() % 2**31,
         adapters=held_adapters(plan),
     )
-
-
-def _warm_up(engine: Engine, *, tell: Tell) -> None:
-    count = len(buckets(engine.options))
-    for number, shape in enumerate(engine.warm_up(), start=1):
-        bucket = shape.bucket
-        detail = f"{number} of {count} shapes: {bucket.tokens} tokens, {bucket.rows} rows"
-        tell("compiled", seconds=shape.seconds, detail=detail)

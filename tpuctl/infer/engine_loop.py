@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tpuctl.engine.engine import Engine
 from tpuctl.engine.request import FinishReason, Output, Request, RequestError, TokenLogprobs
-from tpuctl.errors import JobFailedError
+from tpuctl.errors import HostLostError, JobFailedError
 from tpuctl.infer.task import Tell, tell_nobody
 
 # Requests taken on before a step, as many as could begin in it: all of a part at once would keep the devices waiting.
@@ -80,6 +80,7 @@ class EngineLoop:
         ``watches`` makes what looks at a sample of a request; ``tell`` is told of each that is done.
 
         Raises:
+            HostLostError: a host that runs the engine's steps is gone.
             JobFailedError: the engine failed.
         """
         named = [replace(request, request_id=str(next(self._numbers))) for request in requests]
@@ -91,6 +92,8 @@ class EngineLoop:
             self._waiting.extend((request, asked) for request in named)
             self._changed.notify()
         while not asked.done.wait(timeout=1):
+            if isinstance(self._failure, HostLostError):  # another start may help
+                raise HostLostError(self._failure.message) from self._failure
             if self._failure is not None:
                 raise JobFailedError(f"the engine failed: {self._failure!r}") from self._failure
         return list(asked.answers.values())

@@ -10,7 +10,7 @@ import pyarrow as pa
 from tpuctl.engine.request import Request
 from tpuctl.infer.drawing import Drawing
 from tpuctl.infer.engine_loop import Answer, Sampled
-from tpuctl.infer.language import Language, good_rows
+from tpuctl.infer.language import Language, MakeEngine, good_rows
 from tpuctl.infer.task import Tell, Worked, tell_nobody
 from tpuctl.infer.until import TextUntil
 from tpuctl.plan.infer_schema import ReplicaPlan, TaskPlan
@@ -28,9 +28,9 @@ class GenerateTask:
         self._drawing = Drawing(plan.sampling, compiler=language.compiler)
 
     @classmethod
-    def of(cls, plan: TaskPlan, uri: str, replica: ReplicaPlan) -> GenerateTask:
+    def of(cls, plan: TaskPlan, uri: str, replica: ReplicaPlan, *, engine: MakeEngine | None = None) -> GenerateTask:
         """The task of a plan with the model in a folder; raises as ``Language.of`` and ``Drawing`` do."""
-        return cls(Language.of(plan, uri, replica), plan)
+        return cls(Language.of(plan, uri, replica, engine=engine), plan)
 
     def work(self, rows: pa.Table, *, tell: Tell = tell_nobody) -> Worked:
         """An answer for each prompt; one that is null, no UTF-8, empty or too long is a bad row."""

@@ -1,8 +1,8 @@
-"""A decoder in a model folder made ready for a host's rows: its tokenizer, and an engine over this host's devices."""
+"""A decoder in a model folder made ready for rows: its tokenizer, and an engine, here or wherever its steps run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from tpuctl.engine.compiling import compiler_of
-from tpuctl.engine.engine import create_engine
+from tpuctl.engine.engine import Engine, create_engine
 from tpuctl.engine.grammar import GrammarCompiler
 from tpuctl.engine.options import EngineOptions
 from tpuctl.engine.runner import RunnerOptions
@@ -22,6 +22,7 @@ from tpuctl.infer.engine_loop import EngineLoop
 from tpuctl.infer.prompts import Prompts, fitted, prompts_of
 from tpuctl.mesh import create_mesh
 from tpuctl.model_folder import read_config
+from tpuctl.modelspec import ModelSpec
 from tpuctl.modelspec.huggingface import spec_from_config
 from tpuctl.nn.params import param_shardings
 from tpuctl.nn.weights import load_params
@@ -32,6 +33,9 @@ from tpuctl.text.chat import Chat, chat_of
 from tpuctl.text.place import TokenizerRef
 
 _LONGEST = 2048
+
+MakeEngine = Callable[[ModelSpec, EngineOptions], Engine]
+"""Makes the engine of a model, wherever its steps run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +52,8 @@ class Language:
     tokenizer_file: Path | None = None
 
     @classmethod
-    def of(cls, plan: TaskPlan, uri: str, replica: ReplicaPlan) -> Self:
-        """The model in a folder, on as many devices of this host as the plan says.
+    def of(cls, plan: TaskPlan, uri: str, replica: ReplicaPlan, *, engine: MakeEngine | None = None) -> Self:
+        """The model in a folder, on as many devices of this host as the plan says unless ``engine`` has it elsewhere.
 
         Raises:
             WeightsError: no decoder there, or none that takes texts that long.
@@ -63,12 +67,6 @@ class Language:
             raise WeightsError(f"task.max_length = {length} is more than the {positions} positions of {uri}")
         place = TokenizerRef(name=uri, directory=uri, vocab_size=spec.vocab_size)
         tokenizer, folder = place.load(), place.folder()
-        dtype = jnp.dtype(plan.dtype)
-        shape = MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=replica.tensor)
-        mesh = create_mesh(shape, devices=jax.local_devices()[: replica.tensor])
-        shardings = param_shardings(spec, mesh, quantised=plan.weights)
-        family = str(config.get("model_type"))
-        params = load_params(spec, uri, family=family, shardings=shardings, dtype=dtype).params
         options = EngineOptions(
             max_length=length,
             page_size=replica.page_size,
@@ -80,11 +78,10 @@ class Language:
             eos_ids=tokenizer.special.eos_ids,
             real_vocab=tokenizer.vocab_size,
         )
-        run = RunnerOptions(dtype=dtype, quantised=plan.weights, kv_dtype=plan.kv_dtype)
-        engine = create_engine(spec, params, mesh=mesh, options=options, run=run)
+        make = engine or _engine_here(plan, uri, replica, family=str(config.get("model_type")))
         file = folder / TOKENIZER_FILE if folder else None
         return cls(
-            loop=EngineLoop(engine),
+            loop=EngineLoop(make(spec, options)),
             tokenizer=tokenizer,
             max_length=length,
             chat=_chat(plan, tokenizer, folder),
@@ -111,14 +108,29 @@ class LanguageTask:
     plan: TaskPlan
 
     @classmethod
-    def of(cls, plan: TaskPlan, uri: str, replica: ReplicaPlan) -> Self:
+    def of(cls, plan: TaskPlan, uri: str, replica: ReplicaPlan, *, engine: MakeEngine | None = None) -> Self:
         """The task of a plan with the model in a folder; raises as ``Language.of`` does."""
-        return cls(language=Language.of(plan, uri, replica), plan=plan)
+        return cls(language=Language.of(plan, uri, replica, engine=engine), plan=plan)
 
 
 def good_rows(numbers: Sequence[int]) -> np.ndarray:
     """Numbers of rows as ``Worked`` has them."""
     return np.array(sorted(numbers), np.int64)
+
+
+def _engine_here(plan: TaskPlan, uri: str, replica: ReplicaPlan, *, family: str) -> MakeEngine:
+    """What makes an engine whose steps run in this process, on its own devices."""
+
+    def make(spec: ModelSpec, options: EngineOptions) -> Engine:
+        dtype = jnp.dtype(plan.dtype)
+        shape = MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=replica.tensor)
+        mesh = create_mesh(shape, devices=jax.local_devices()[: replica.tensor])
+        shardings = param_shardings(spec, mesh, quantised=plan.weights)
+        params = load_params(spec, uri, family=family, shardings=shardings, dtype=dtype).params
+        run = RunnerOptions(dtype=dtype, quantised=plan.weights, kv_dtype=plan.kv_dtype)
+        return create_engine(spec, params, mesh=mesh, options=options, run=run)
+
+    return make
 
 
 def _chat(plan: TaskPlan, tokenizer: Tokenizer, folder: Path | None) -> Chat | None:

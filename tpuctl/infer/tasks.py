@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -12,9 +13,21 @@ from tpuctl.plan.infer_schema import ReplicaPlan, TaskPlan
 from tpuctl.plan.row_template import columns
 from tpuctl.storage import join, open_storage
 
+if TYPE_CHECKING:
+    from tpuctl.infer.language import MakeEngine
 
-def task_of(plan: TaskPlan, schema: pa.Schema, *, model: str | None, replica: ReplicaPlan | None) -> Task:
+
+def task_of(
+    plan: TaskPlan,
+    schema: pa.Schema,
+    *,
+    model: str | None,
+    replica: ReplicaPlan | None,
+    engine: MakeEngine | None = None,
+) -> Task:
     """The task on rows of that schema, with the model in a folder. The one place that imports what computes.
+
+    A language model has the engine that ``engine`` makes, or else one in this process.
 
     Raises:
         TpuctlError: it can't be made: no such function or model.
@@ -32,11 +45,11 @@ def task_of(plan: TaskPlan, schema: pa.Schema, *, model: str | None, replica: Re
     if plan.kind == "generate":
         from tpuctl.infer.generate import GenerateTask
 
-        return GenerateTask.of(plan, model, replica)
+        return GenerateTask.of(plan, model, replica, engine=engine)
     from tpuctl.infer.score import ClassifyTask, ScoreTask
 
     kind = ScoreTask if plan.kind == "score" else ClassifyTask
-    return kind.of(plan, model, replica)
+    return kind.of(plan, model, replica, engine=engine)
 
 
 def needed_columns(plan: TaskPlan) -> tuple[str, ...]:
