@@ -26,6 +26,7 @@ class Victim:
 
 
 WORKER = Victim(name="worker", words=("ray::InferHost",))
+RUNNER = Victim(name="runner", words=("ray::RunnerHost",))
 DRIVER = Victim(name="driver", words=("tpuctl.entrypoints", "plan.json"), ends_job=True)
 # The second host; it stays lost until the cluster is anew.
 HOST = Victim(name="host", words=("raylet", "--raylet_socket_name", "raylet.1"))
@@ -42,9 +43,9 @@ def break_off(tpuctl: Command, *infer: object, victims: Sequence[Victim], count_
     process = tpuctl.start("infer", *infer)
     for number, victim in enumerate(victims):
         if number % 2 == 0:
-            _wait_for_more(count_parts, running=process)
+            wait_for_more(count_parts, running=process)
         time.sleep(chance.uniform(0.1, 3))
-        _kill_one(tpuctl, chance, victim, running=process)
+        kill_one(tpuctl, chance, victim, running=process)
         lost_host = lost_host or victim is HOST
         if not victim.ends_job:
             continue
@@ -64,7 +65,7 @@ def break_off(tpuctl: Command, *infer: object, victims: Sequence[Victim], count_
     return said
 
 
-def _kill_one(tpuctl: Command, chance: random.Random, victim: Victim, *, running: subprocess.Popen[str]) -> None:
+def kill_one(tpuctl: Command, chance: random.Random, victim: Victim, *, running: subprocess.Popen[str]) -> None:
     """Kill one of them, as soon as there is one."""
     deadline = time.monotonic() + 120
     while not (found := _processes(tpuctl, *victim.words)):
@@ -74,7 +75,8 @@ def _kill_one(tpuctl: Command, chance: random.Random, victim: Victim, *, running
     chance.choice(found).send_signal(signal.SIGKILL)
 
 
-def _wait_for_more(count_parts: Callable[[], int], *, running: subprocess.Popen[str]) -> None:
+def wait_for_more(count_parts: Callable[[], int], *, running: subprocess.Popen[str]) -> None:
+    """Wait until one more part is done."""
     before, deadline = count_parts(), time.monotonic() + 180
     while count_parts() <= before:
         assert running.poll() is None, f"over before the last kill: {running.communicate()}"

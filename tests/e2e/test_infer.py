@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,11 @@ import pytest
 
 from tests.conftest import BUCKET
 from tests.e2e.command import Command, Done
-from tests.e2e.killing import CLUSTER, DRIVER, HOST, WORKER, break_off
+from tests.e2e.killing import CLUSTER, DRIVER, HOST, RUNNER, WORKER, break_off, kill_one, wait_for_more
 from tests.fakes.gcs_process import GcsService
+from tests.fakes.model_folders import CONFIG, write_model
 from tests.infer.inputs import data_bytes, read
+from tests.infer.word_folders import write_words
 
 pytestmark = pytest.mark.ray
 
@@ -26,6 +29,7 @@ KILLS = int(os.environ.get("TPUCTL_TEST_KILLS", "5"))
 VICTIMS = (WORKER, WORKER, DRIVER, WORKER, HOST, WORKER, CLUSTER, WORKER, WORKER, DRIVER)
 FUNCTION = """
 import os
+import random
 import time
 
 def double(batch, mask):
@@ -160,3 +164,77 @@ def test_infer_of_fewer_rows_than_hosts_and_of_a_function_that_is_not_there(
     missing = tpuctl("infer", recipe("missing"), "--set", "task.function=work_of_mine:triple")
     assert missing.code == 2, missing.everything
     assert "work_of_mine has no function 'triple'" in missing.err, missing.everything
+
+
+SIZES = {"hidden_size": 128, "vocab_size": 384, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 16}
+ASKED = 160
+GENERATE = """
+kind = "infer"
+[run]
+name = "{name}"
+[slice]
+accelerator = "v4"
+topology = "2x2x2"
+[data]
+uri = "asked"
+[model]
+source = "words"
+[task]
+kind = "generate"
+replica = "slice"
+dtype = "float32"
+batch_rows = 8
+max_length = 64
+[sampling]
+max_tokens = 24
+[output]
+uri = "{name}"
+rows_per_part = 8
+[job]
+start_timeout = "300s"
+max_failures = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def generate(folder: Path) -> Callable[[str], Path]:
+    """A recipe of answers by a model that has a whole slice."""
+    (folder / "words").mkdir()
+    write_model(folder / "words", config=CONFIG | SIZES)
+    write_words(folder / "words", SIZES["vocab_size"])
+    (folder / "asked").mkdir()
+    texts = [" ".join(f"w{(7 * row + 11 * at) % 380}" for at in range(1 + row % 9)) for row in range(ASKED)]
+    pq.write_table(pa.table({"text": texts}), folder / "asked" / "0.parquet")
+
+    def make(name: str) -> Path:
+        path = folder / f"{name}.toml"
+        path.write_text(GENERATE.format(name=name))
+        return path
+
+    return make
+
+
+@pytest.mark.slow
+def test_infer_by_a_slice_is_that_by_its_hosts_also_after_one_of_them_was_killed(
+    tpuctl: Command, generate: Callable[[str], Path], folder: Path
+) -> None:
+    alone = tpuctl("infer", generate("by-host"), "--set", "task.replica=host", timeout_seconds=400)
+    assert alone.code == 0, alone.everything
+    assert read(folder / "by-host").num_rows == ASKED
+
+    together = tpuctl("infer", generate("by-slice"), timeout_seconds=400)
+    assert together.code == 0, together.everything
+    assert "joined  1 of 1 slice, 8 devices each" in together.out, together.everything
+    assert data_bytes(folder / "by-slice") == data_bytes(folder / "by-host")
+
+    process = tpuctl.start("infer", generate("by-slice-broken"))
+    count_parts = lambda: len(list((folder / "by-slice-broken").glob("part-*")))  # noqa: E731
+    wait_for_more(count_parts, running=process)
+    kill_one(tpuctl, random.Random(0), RUNNER, running=process)
+    assert count_parts() < ASKED // 8, "all was done before the kill"
+    killed_at = time.monotonic()
+    out, err = process.communicate(timeout=400)
+    assert process.returncode == 0, out + err
+    assert "restart 1, they are done again" in out, out + err
+    assert data_bytes(folder / "by-slice-broken") == data_bytes(folder / "by-host")
+    print(f"done {time.monotonic() - killed_at:.0f} s after the kill")

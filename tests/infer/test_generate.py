@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,18 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tests.fakes.model_folders import CONFIG, write_model
 from tests.infer.inputs import Job, job, read, write
 from tests.infer.plans import prompt_plan, replica_plan, sampling_plan, task_plan
-from tpuctl.errors import DataError, UsageError
+from tpuctl.engine.engine import Engine
+from tpuctl.engine.frames import Listener, PeerGoneError, connect
+from tpuctl.engine.lockstep import Follower, Lockstep
+from tpuctl.engine.options import EngineOptions
+from tpuctl.engine.runner import batch_sizes
+from tpuctl.errors import DataError, HostLostError, UsageError
 from tpuctl.infer.columns import ROW_ID
 from tpuctl.infer.generate import GenerateTask
 from tpuctl.infer.language import Language
 from tpuctl.infer.task import Worked
 from tpuctl.infer.tasks import model_identity, needed_columns
+from tpuctl.modelspec import ModelSpec
 from tpuctl.plan.infer_schema import TaskPlan
 
 END = 256
@@ -206,6 +214,36 @@ def test_generate_job_of_conversations_carries_every_column_and_names_bad_rows(
     found = read(tmp_path / "out")
     assert found["messages"].to_pylist() == said[:9]
     assert found["output"].null_count == 0
+
+
+def test_generate_over_hosts_that_are_led_is_that_of_one_until_one_is_lost(language: Language, folder: Path) -> None:
+    plan, leads = generate(text_column="text", temperature=1.0), list[Lockstep]()
+
+    def led(spec: ModelSpec, options: EngineOptions) -> Engine:
+        """A host in a thread of its own, which has the weights of the other engine."""
+        listener = Listener("127.0.0.1", word="the gang's")
+        runner = language.loop.engine._runner
+
+        def follow() -> None:
+            channel = connect(listener.address, number=0, word="the gang's", timeout_seconds=20)
+            with suppress(PeerGoneError):
+                Follower(channel, speaks=True).run(runner, lambda *_: pytest.fail("nobody asks for it"))
+
+        threading.Thread(target=follow, daemon=True).start()
+        leads.append(Lockstep(listener.accept(1, go_on=lambda: True), step_seconds=60, start_seconds=60))
+        listener.close()
+        leads[0].wait_ready(lambda **_: None)
+        return Engine(leads[0], sizes=batch_sizes(spec, options), options=options)
+
+    table = rows(text=["abc", "q", "xyzzy"])
+    alone = done(language, plan, table).columns
+    task = GenerateTask.of(plan, str(folder), replica_plan(), engine=led)
+    assert task.work(table).columns == alone
+    language.loop.engine.forget_prefixes()  # the pages are the same
+    leads[0].lose("its node is gone")
+    with pytest.raises(HostLostError, match="its node is gone"):
+        task.work(table)
+    leads[0].close()
 
 
 def test_identity_of_a_model_knows_its_chat_template(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -13,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import sentencepiece
-import tokenizers
 
 from tests.fakes.model_folders import CONFIG, write_model
 from tests.fakes.tiny_engine import VOCAB, naive_greedy, naive_logits, tiny_engine
 from tests.infer.inputs import Job, job, read, write
 from tests.infer.plans import replica_plan, sampling_plan, task_plan
+from tests.infer.word_folders import write_words
 from tpuctl.infer.columns import ROW_ID
 from tpuctl.infer.engine_loop import EngineLoop
 from tpuctl.infer.generate import GenerateTask
@@ -37,15 +36,6 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> Language:
     write_words(folder, VOCAB)
     tokenizer = TokenizerRef(name=str(folder), directory="", vocab_size=VOCAB).load()
     return Language(loop=EngineLoop(tiny_engine()), tokenizer=tokenizer, max_length=40)
-
-
-def write_words(folder: Path, count: int, *, end: int | list[int] = 2) -> None:
-    """A tokenizer with the words ``w0``, ``w1``, …, and a model's files that say which ids end a text."""
-    words = {f"w{n}": n for n in range(count)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
 
 
 def rows(texts: list[str | None]) -> pa.Table:

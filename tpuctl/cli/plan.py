@@ -15,7 +15,7 @@ from tpuctl.errors import UsageError
 
 if TYPE_CHECKING:
     from tpuctl.plan.custom_schema import WorkPlan
-    from tpuctl.plan.infer_schema import SamplingPlan, TaskPlan
+    from tpuctl.plan.infer_schema import ReplicaPlan, SamplingPlan, TaskPlan
     from tpuctl.plan.schema import InferencePlan, Plan, SlicePlan, TrainingPlan
     from tpuctl.recipe.schema import Recipe
 
@@ -118,8 +118,15 @@ def _inference(plan: InferencePlan) -> list[tuple[str, str]]:
         ("data", f"{data.uri} ({columns}{limit})"),
         ("task", f"{task.kind} {what}; {batches}"),
         *([] if task.function else [("with", "; ".join([length, *_numbers(task)]))]),
+        *([("replicas", _replicas(plan.replica, plan.replicas))] if plan.replica else []),
         ("output", f"{output.uri}, mode {output.mode}; at most {part} a part; bad rows {bad}"),
     ]
+
+
+def _replicas(replica: ReplicaPlan, count: int) -> str:
+    """How often the model is there, and what each of them has."""
+    pages = console.counted(replica.num_pages, "KV page")
+    return f"{count}, one per {replica.per}: over {console.counted(replica.tensor, 'device')}, {pages}"
 
 
 def _numbers(task: TaskPlan) -> list[str]:
