@@ -77,7 +77,10 @@ class RunnerGang:
         try:
             yield
         except HostLostError as error:
-            raise self._ours() or error from error
+            ours = self._ours()
+            if ours is None:
+                raise
+            raise ours from error
 
     def close(self) -> None:
         """Let them end, and see to it that they do."""

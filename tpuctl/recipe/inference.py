@@ -157,7 +157,7 @@ class TaskTable:
         "together, every step over all of their chips, for a model that no host holds.",
         absent="host if the model and its pages fit one, else slice",
         example="slice",
-        also=("replica_per", "placement", "tensor_parallel", "tensor_parallel_size"),
+        also=("replica_per", "placement"),
     )
     pooling: PoolingKind = setting("mean", doc="A text's vector: the mean over its tokens, or that of the first.")
     normalise: bool = setting(True, doc="Scale each vector to length 1.", also=("normalize",))
