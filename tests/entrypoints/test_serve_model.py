@@ -90,6 +90,7 @@ def _whole(spec: ModelSpec, folder: Path) -> ParamTree:
     return load_params(spec, str(folder), family="llama", shardings=shardings, dtype=np.float32).params
 
 
+@pytest.mark.slow
 def test_int8_weights_drawn_at_random_are_those_of_the_seed(tmp_path: Path) -> None:
     plan = served(tmp_path, topology="1x1", engine=INT8, preset="tiny-1m")
     shardings = param_shardings(plan.model, tensor_mesh(), quantised="int8")
