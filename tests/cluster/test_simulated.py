@@ -147,7 +147,7 @@ def test_two_hosts_live_serve_die_and_leave_nothing(one_host: Cluster, registry:
         WANT, generation="v4", accelerator_type="TPU-V4", pod_type="v4-16", topology="2x2x2", hosts=2, chips=8
     )
     with cluster.connect() as connection:
-        (idle,) = find(inspect.slices(connection), want).slices
+        (idle,) = find(inspect.slices(connection), {"": want})[""]
         assert [host.worker_id for host in idle.hosts] == [0, 1]
         assert idle.simulated
 

@@ -14,6 +14,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
+from tests.tpu_aot.hbm import moved
 from tpuctl.engine.adapters import Adapters
 from tpuctl.engine.attention import PagedLayout
 from tpuctl.engine.batch import Bucket, SlotTable
@@ -45,7 +46,12 @@ CASES: dict[str, tuple[ModelSpec, int]] = {
     "three-key-heads": (ModelSpec(name="g", num_heads=9, num_kv_heads=3, head_dim=64, **_SIZES), 1),
 }
 ADAPTERS = {"adapters": Adapters(names=tuple("abcdefgh"), ranks=(16,) * 8, targets=tuple(TARGETS))}
-LARGE = {"qwen3-4b": (PRESETS["qwen3-4b"], 8), "llama3-8b": (PRESETS["llama3-8b"], 4)}
+LARGE = {
+    "qwen3-4b": (PRESETS["qwen3-4b"], 8),
+    "llama3-8b": (PRESETS["llama3-8b"], 4),
+    "llama3-8b over 8": (PRESETS["llama3-8b"], 8),
+    "llama3.1-70b": (PRESETS["llama3.1-70b"], 16),
+}
 """Whose weights and pages are most of what a step reads that only decodes."""
 
 _MATRIX = 100_000
@@ -61,7 +67,8 @@ def compiled(
     kinds: RunnerOptions,
 ) -> dict[str, Any]:
     """The step with 64 sequences and so many tokens: its kernels, memory and time to compile."""
-    topology = topologies.get_topology_desc(platform="tpu", topology_name="v6e:2x4")
+    chips = "v6e:4x4" if tensor > 8 else "v6e:2x4"
+    topology = topologies.get_topology_desc(platform="tpu", topology_name=chips)
     mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=1, expert=1, tensor=tensor), devices=topology.devices[:tensor])
     sizes: dict[str, Any] = {"max_length": 4096, "num_pages": 2048, "max_running": 64, "max_step_tokens": 512}
     options = EngineOptions(**sizes, page_size=64, adapters=adapters)
@@ -91,11 +98,14 @@ def compiled(
         "kernels": text.count("tpu_custom_call"),
         "seconds": round(time.monotonic() - started, 1),
         "page_bytes": _shard_size(pages) * pages.dtype.itemsize,
+        "token_bytes": _shard_size(pages) * pages.dtype.itemsize // ((options.num_pages + 1) * options.page_size),
         "as_large_as_pages": _written(text, at_least=_shard_size(pages)),
         "temp_bytes": memory.temp_size_in_bytes,
         "alias_bytes": memory.alias_size_in_bytes,
         "argument_bytes": memory.argument_size_in_bytes,
         "weight_bytes": sum(_shard_size(leaf) * leaf.dtype.itemsize for leaf in jax.tree.leaves(params)),
+        "looked_up_bytes": 0 if spec.tied_embedding else _shard_size(params["embedding"]) * 2,
+        "moved": [(item.of, item.nbytes) for item in moved(text, pages=_shard_size(pages))],
         "copied": _copied(text, {_shard_size(leaf) for leaf in jax.tree.leaves(params["layers"])}),
     }
 
