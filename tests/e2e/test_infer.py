@@ -192,6 +192,7 @@ uri = "{name}"
 rows_per_part = 8
 [job]
 start_timeout = "300s"
+compile_cache = "compiled"
 max_failures = 2
 """
 
