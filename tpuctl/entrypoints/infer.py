@@ -109,15 +109,13 @@ def _do(left: _Assignment, job: str) -> bool:
     given = (plan_to_json(plan), ray.put(left.rows), left.folder.output)
     with stop_watch(job) as asked, reserved(plan.slice, timeout_seconds=plan.job.start_timeout_seconds) as slices:
         emit("phase", phase="reserved", seconds=time.monotonic() - left.tally.started)
-        process = ray.remote(InferLead if plan.per_slice else InferHost)
+        threads = {"max_concurrency": CALLS_AT_ONCE, "max_restarts": 0}
 
         def start(number: int) -> Any:
-            options, more = slices.options(number), ()
-            if plan.per_slice:
-                led = slices.of_slice(number)
-                options, more = led.beside(0), (led,)
-            options |= {"max_concurrency": CALLS_AT_ONCE, "max_restarts": 0}
-            return process.options(**options).remote(*given, number, *more)
+            if not plan.per_slice:
+                return ray.remote(InferHost).options(**threads, **slices.options(number)).remote(*given, number)
+            led = slices.of_slice(number)
+            return ray.remote(InferLead).options(**threads, **led.beside(0)).remote(*given, number, led)
 
         fleet = Fleet(
             FleetOptions(
