@@ -1,13 +1,16 @@
 """Dealing ranks: a host's number is its TPU worker id, and a gang with a hole is refused before it can hang."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from ray.exceptions import ActorDiedError
+from ray.util.placement_group import PlacementGroup
 
+from tests.fakes.plans import a_plan
 from tpuctl.entrypoints import gang
 from tpuctl.entrypoints.gang import GangBackend, GangConfig, _Joining, point_the_way
+from tpuctl.entrypoints.reservation import Reservation
 from tpuctl.entrypoints.seats import Seat, deal_ranks
 from tpuctl.errors import ClusterError
 
@@ -39,6 +42,16 @@ def test_deal_ranks_id_that_drifted_on_one_host_is_refused() -> None:
 def test_deal_ranks_workers_of_two_slices_for_one_are_refused() -> None:
     with pytest.raises(ClusterError, match="landed on 2 slices"):
         deal_ranks([seat("a", 0), seat("b", 1)], slices=1, hosts=2)
+
+
+def test_slice_of_a_reservation_has_its_own_hosts_bundles_and_room_for_its_leader() -> None:
+    two = Reservation(group=PlacementGroup.empty(), plan=replace(a_plan().slice, slices=2, hosts=4))
+    second = two.of_slice(1)
+    places = [second.options(host)["scheduling_strategy"].placement_group_bundle_index for host in range(4)]
+    assert (places, second.plan.total_hosts) == ([4, 5, 6, 7], 4)
+    leader = second.beside(0)
+    assert leader["scheduling_strategy"].placement_group_bundle_index == 4
+    assert (leader["num_cpus"], "resources" in leader) == (0, False)
 
 
 def test_point_the_way_leaves_in_the_environment_what_a_command_needs_to_join(monkeypatch: pytest.MonkeyPatch) -> None:

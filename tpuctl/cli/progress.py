@@ -129,10 +129,11 @@ def view_for(output: str) -> View:
 
 
 class Wording:
-    """Events in words. Remembers how many hosts have joined and whether the slice is a simulated one."""
+    """Events in words. Remembers what has joined, hosts or whole slices, and whether these are simulated."""
 
     def __init__(self) -> None:
         self._joined: set[int] = set()
+        self._per = "host"
         self._simulated = False
 
     def of(self, item: Event) -> str | None:
@@ -148,12 +149,11 @@ class Wording:
 
     def _host(self, item: Event) -> str | None:
         self._joined.add(item["host"])
-        self._simulated = bool(item.get("simulated"))
+        self._simulated, self._per = bool(item.get("simulated")), item.get("per", "host")
         if len(self._joined) < item["hosts"]:
             return None
         kind = "simulated: CPU" if self._simulated else item.get("platform", "")
-        per = item.get("per", "host")
-        hosts, devices = console.counted(item["hosts"], per), console.counted(item["devices"], "device")
+        hosts, devices = console.counted(item["hosts"], self._per), console.counted(item["devices"], "device")
         return f"joined  {len(self._joined)} of {hosts}, {devices} each ({kind})"
 
     def _step(self, item: Event) -> str:
@@ -178,7 +178,7 @@ class Wording:
         if item.get("eta_seconds") is not None:
             parts.append(f"ETA {seconds(item['eta_seconds'])}")
         if len(item["host_rows"]) > 1:
-            parts.append("hosts " + " ".join(f"{host}: {rows:,}" for host, rows in item["host_rows"].items()))
+            parts.append(f"{self._per}s " + " ".join(f"{host}: {rows:,}" for host, rows in item["host_rows"].items()))
         return "  ".join(parts)
 
     def _ready(self, item: Event) -> str:
