@@ -12,7 +12,7 @@ from tpuctl.plan.held import HeldPages, HeldWeights
 from tpuctl.plan.infer_schema import ReplicaPlace, ReplicaPlan, TaskPlan
 from tpuctl.plan.mesh import undivided
 from tpuctl.plan.schema import SlicePlan
-from tpuctl.recipe.origin import Findings
+from tpuctl.recipe.origin import Findings, Origin
 from tpuctl.topology import generation
 
 # What serving has as its defaults, too.
@@ -30,7 +30,7 @@ def plan_replica(
 
     What it can't be goes into ``findings``.
     """
-    tried = [_Trial(model, task, slices, per=place, origin=findings) for place in _places(slices, per)]
+    tried = [_Trial(model, task, slices, per=place, origin=findings.origin) for place in _places(slices, per)]
     held = next((trial for trial in tried if not trial.findings.problems), None)
     if held is None:
         problems = [problem for trial in tried for problem in trial.findings.problems]
@@ -53,9 +53,9 @@ class _Trial:
     """The model laid on a host or over a slice, and what is to be said of that."""
 
     def __init__(
-        self, model: ModelSpec, task: TaskPlan, slices: SlicePlan, *, per: ReplicaPlace, origin: Findings
+        self, model: ModelSpec, task: TaskPlan, slices: SlicePlan, *, per: ReplicaPlace, origin: Origin
     ) -> None:
-        self.findings = Findings(origin=origin.origin)
+        self.findings = Findings(origin=origin)
         self._model, self._task, self._slices, self._per = model, task, slices, per
         self._devices = slices.devices_per_host * (slices.hosts if per == "slice" else 1)
         self._tensor = self._devices if per == "slice" else _most_devices(model, self._devices)
