@@ -154,4 +154,5 @@ def _in_hbm(text: str) -> list[hlo.Shape]:
 
 
 def _callee(instruction: hlo.Instruction, kind: str) -> str:
-    return dict(hlo._CALL.findall(instruction.rest))[kind]
+    callees: dict[str, str] = dict(hlo._CALL.findall(instruction.rest))
+    return callees[kind]
