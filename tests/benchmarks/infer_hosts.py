@@ -1,6 +1,6 @@
 """How the part of batch inference that is no computing scales with hosts: 1, 2 and 4 simulated ones on this machine.
 
-    python -m tests.benchmarks.infer_hosts [--hosts 1 2 4]
+    python -m tests.benchmarks.infer_hosts [--hosts 1 2 4] [--rounds 5]
 
 The model sleeps, as a device computes: without the machine's cores. So a host is the unit of work; what is measured
 is dealing, reading, writing and the driver, for all hosts on the cores of one machine. Each runs ``tpuctl infer`` as a
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,7 @@ def sleep(batch, mask):
 RECIPE = """
 kind = "infer"
 [run]
-name = "hosts-{hosts}"
+name = "hosts-{hosts}-{number}"
 [slice]
 accelerator = "v4"
 topology = "{topology}"
@@ -44,21 +45,26 @@ function = "sleeping:sleep"
 inputs = ["id"]
 batch_rows = {batch}
 [output]
-uri = "out-{hosts}"
+uri = "out-{hosts}-{number}"
 rows_per_part = {part}
 [job]
 start_timeout = "180s"
 """
 
 
-def speed(root: Path, hosts: int) -> float:
-    """Rows per second with so many hosts."""
+def write_rows(root: Path, hosts: int) -> None:
+    """The input of so many hosts: each has the same share, whatever their number."""
     count = ROWS_PER_HOST * hosts
     (root / f"in-{hosts}").mkdir()
     table = pa.table({"id": list(range(count)), "text": [f"row {n}" for n in range(count)]})
     pq.write_table(table, root / f"in-{hosts}" / "0.parquet", row_group_size=4096)
-    recipe = root / f"hosts-{hosts}.toml"
-    recipe.write_text(RECIPE.format(hosts=hosts, topology=TOPOLOGIES[hosts], batch=BATCH, part=PART))
+
+
+def speed(root: Path, hosts: int, *, number: int) -> float:
+    """Rows per second with so many hosts."""
+    count = ROWS_PER_HOST * hosts
+    recipe = root / f"hosts-{hosts}-{number}.toml"
+    recipe.write_text(RECIPE.format(hosts=hosts, number=number, topology=TOPOLOGIES[hosts], batch=BATCH, part=PART))
     lines = tpuctl(root, "infer", str(recipe), "-o", "json").splitlines()
     events = [json.loads(line) for line in lines if line.startswith("{")]
     last = [item for item in events if item.get("event") == "rows"][-1]
@@ -80,21 +86,27 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--hosts", type=int, nargs="+", default=list(TOPOLOGIES), choices=TOPOLOGIES)
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    ideal = BATCH / SLEEP
+    found: dict[int, list[float]] = {hosts: [] for hosts in options.hosts}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         (root / "sleeping.py").write_text(FUNCTION)
-        first: float | None = None
         for hosts in options.hosts:
-            found = speed(root, hosts)
-            tpuctl(root, "cluster", "down", "--all")
-            first = first or found / hosts
-            print(
-                f"{hosts} hosts: {found:,.0f} rows/s, {found / hosts / ideal:.3f} of what the sleep allows, "
-                f"efficiency {found / hosts / first:.3f}",
-                flush=True,
-            )
+            write_rows(root, hosts)
+        for number in range(options.rounds):
+            for hosts in options.hosts:
+                found[hosts].append(speed(root, hosts, number=number))
+                tpuctl(root, "cluster", "down", "--all")
+                print(f"round {number}, {hosts} hosts: {found[hosts][-1]:,.0f} rows/s", flush=True)
+    ideal, first = BATCH / SLEEP, [speed / options.hosts[0] for speed in found[options.hosts[0]]]
+    for hosts, speeds in found.items():
+        ratios = [speed / hosts / alone for speed, alone in zip(speeds, first, strict=True)]
+        print(
+            f"{hosts} hosts: {statistics.median(speeds):,.0f} rows/s, "
+            f"{statistics.median(speeds) / hosts / ideal:.3f} of what the sleep allows, efficiency "
+            f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+        )
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ HF_TOKEN = "hf_test123"
 """
 
 
+@pytest.mark.slow
 def test_run_shipped_recipe_calls_the_function_on_the_joined_slice(tpuctl: Command, tmp_path: Path) -> None:
     text = (ROOT / "recipes" / "custom.toml").read_text().replace("recipes/custom", str(ROOT / "recipes" / "custom"))
     (tmp_path / "custom.toml").write_text(text)

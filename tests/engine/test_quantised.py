@@ -39,6 +39,7 @@ def test_greedy_tokens_are_those_of_the_dequantised_forward_pass(tensor: int) ->
         assert tokens_of(outputs[str(i)]) == naive_greedy(prompt, 8, UNTIED, params=params)
 
 
+@pytest.mark.slow
 def test_parity_is_held_against_a_forward_pass_over_the_same_weights() -> None:
     kept = quantised_tree(tiny_params(UNTIED))
     exact = naive_logits(PROMPTS[0], UNTIED, params=dequantised_tree(kept, dtype=jnp.float32))

@@ -64,6 +64,7 @@ def test_int8_weights_of_a_folder_are_on_all_devices_and_checked_against_themsel
     assert np.abs(exact - plain_forward(WIDE_SPEC, plain)(tokens, NONE)).max() > 1e-3, "nothing was rounded"
 
 
+@pytest.mark.slow
 def test_int8_weights_drawn_at_random_are_those_of_the_seed(tmp_path: Path) -> None:
     plan = served(tmp_path, topology="1x1", preset="tiny-1m")
     shardings = param_shardings(plan.model, tensor_mesh(), quantised="int8")

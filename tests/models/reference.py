@@ -1,12 +1,13 @@
 """What transformers makes of the test model, in float32: written once, compared with by ``test_smollm2``.
 
-python -m tests.models.reference FOLDER > tests/models/smollm2.json     # needs torch and transformers
+python -m tests.models.reference FOLDER TEXT > tests/models/smollm2.json     # needs torch and transformers
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,11 +15,12 @@ import transformers
 
 PROMPTS = ("The capital of France is", "Once upon a time, there was a little")
 QUESTION = "Name three colors."
-NEW_TOKENS = 20
+NEW_TOKENS = 64
+TEXT_TOKENS = 512
 
 
-def reference(folder: str) -> dict[str, Any]:
-    """Top-5 logits of the next token and a greedy continuation of each prompt."""
+def reference(folder: str, text: str) -> dict[str, Any]:
+    """Top-5 logits of the next token and a greedy continuation of each prompt; the loss of the text's beginning."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     chat = [{"role": "user", "content": QUESTION}]
@@ -26,7 +28,8 @@ def reference(folder: str) -> dict[str, Any]:
     prompts = [tokenizer(prompt).input_ids for prompt in PROMPTS]
     prompts.append(tokenizer(asked, add_special_tokens=False).input_ids)
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    return {"versions": versions, "cases": [_case(model, ids) for ids in prompts]}
+    ids = tokenizer(text, add_special_tokens=False).input_ids[:TEXT_TOKENS]
+    return {"versions": versions, "cases": [_case(model, ids) for ids in prompts], "text": _loss(model, ids)}
 
 
 @torch.no_grad()
@@ -42,6 +45,13 @@ def _case(model: Any, ids: list[int]) -> dict[str, Any]:
     }
 
 
+@torch.no_grad()
+def _loss(model: Any, ids: list[int]) -> dict[str, Any]:
+    """Mean over all tokens but the first, in nats."""
+    rows = torch.tensor([ids])
+    return {"input_ids": ids, "loss": model(rows, labels=rows).loss.item()}
+
+
 if __name__ == "__main__":
-    json.dump(reference(sys.argv[1]), sys.stdout, indent=1)
+    json.dump(reference(sys.argv[1], Path(sys.argv[2]).read_text()), sys.stdout, indent=1)
     print()

@@ -23,7 +23,8 @@ from tpuctl.plan.schema import MeshPlan
 
 MODEL = os.environ.get("TPUCTL_TEST_MODEL", "")
 REFERENCE = json.loads(Path(__file__).with_name("smollm2.json").read_text())
-LENGTH = 64
+# The longest case, prompt and answer.
+LENGTH = 128
 # Both in float32, in another order of sums; logits are around 20.
 TOLERANCE = 1e-3
 
@@ -34,8 +35,8 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def next_logits() -> Any:
-    """Logits of the token after some ids; the weights come through a mesh of eight devices."""
+def model_logits() -> Any:
+    """The logits at all positions of a row of ids; the weights come through a mesh of eight devices."""
     folder = model_folder(MODEL)
     spec = spec_from_config(read_config(folder))
     mesh = create_mesh(MeshPlan(slice=1, data=1, fsdp=8, expert=1, tensor=1))
@@ -44,15 +45,20 @@ def next_logits() -> Any:
     params = jax.device_put(loaded.params, jax.devices()[0])
 
     @jax.jit
-    def logits(params: Any, ids: Any, at: Any) -> Any:
-        positions = jnp.arange(LENGTH)[None]
+    def logits(params: Any, ids: Any) -> Any:
+        positions = jnp.arange(ids.shape[1])[None]
         rows = TokenRows(tokens=ids, positions=positions, segment_ids=jnp.ones_like(positions))
-        return bind(spec, params).logits(rows)[0, at]
+        return bind(spec, params).logits(rows)[0]
+
+    return lambda ids: logits(params, np.asarray(ids, np.int32)[None])
+
+
+@pytest.fixture(scope="module")
+def next_logits(model_logits: Any) -> Any:
+    """Logits of the token after some ids."""
 
     def of(ids: list[int]) -> np.ndarray:
-        padded = np.zeros((1, LENGTH), np.int32)
-        padded[0, : len(ids)] = ids
-        return np.asarray(logits(params, padded, len(ids) - 1))
+        return np.asarray(model_logits(ids + [0] * (LENGTH - len(ids)))[len(ids) - 1])
 
     return of
 
@@ -67,6 +73,12 @@ def test_real_model_gives_the_logits_and_the_text_that_transformers_does(case: d
     for wanted in case["greedy_ids"]:
         ids.append(int(np.argmax(next_logits(ids))))
         assert ids[-1] == wanted
+
+
+def test_real_model_has_the_loss_on_text_that_transformers_finds(model_logits) -> None:
+    ids = np.asarray(REFERENCE["text"]["input_ids"])
+    found = jax.nn.log_softmax(model_logits(ids))[np.arange(len(ids) - 1), ids[1:]]
+    assert -float(found.mean()) == pytest.approx(REFERENCE["text"]["loss"], abs=1e-4)
 
 
 def test_config_of_the_real_model_is_the_one_its_preset_is_held_to() -> None:

@@ -87,6 +87,7 @@ def test_products_are_those_of_the_values_times_the_scale() -> None:
     np.testing.assert_allclose(low.astype(jnp.float32), project(x, into), rtol=2e-2, atol=0.15)
 
 
+@pytest.mark.slow
 def test_logits_are_close_to_those_of_the_weights_themselves() -> None:
     tokens = np.random.default_rng(0).integers(0, UNTIED.vocab_size, 96).tolist()
     params = init_params(UNTIED, jax.random.key(5))

@@ -203,6 +203,7 @@ def checkpoints_of(plan: TrainingPlan, directory: Path, *, weights: str = "finge
     return Checkpoints(str(directory), provenance=provenance_of(plan, weights=weights), keep=2)
 
 
+@pytest.mark.slow
 def test_resumed_run_is_bit_for_bit_the_unbroken_one_and_its_checkpoint_has_no_frozen_weight(
     folder: Path, tmp_path: Path
 ) -> None:

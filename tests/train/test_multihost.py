@@ -223,6 +223,7 @@ def test_two_hosts_resumed_as_one_go_on_in_the_same_stream(
     assert ours["cursor"].tolist() == theirs["cursor"].tolist()
 
 
+@pytest.mark.slow
 def test_notice_of_preemption_on_one_host_saves_and_ends_all_at_the_same_step_for_that_reason(fleet: Fleet) -> None:
     plan = {"train__steps": 100_000, "checkpoint__every": 0}
     hosts = fleet.start(plan=plan, per_host={1: {"stop_at": 0, "reason": "PREEMPTED"}})
@@ -278,6 +279,7 @@ def test_hosts_with_directories_of_their_own_are_refused_before_training(fleet: 
         assert host.told("step") == []
 
 
+@pytest.mark.slow
 def test_failed_background_save_on_the_first_host_fails_the_run(fleet: Fleet) -> None:
     first, second = fleet.start(fail_in_commit=4, plan={"train__steps": 1000})
 

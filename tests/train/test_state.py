@@ -20,6 +20,7 @@ def sharded():
     return init_state(plan, create_mesh(plan.mesh))
 
 
+@pytest.mark.slow
 def test_init_state_on_a_mesh_equals_one_device(sharded):
     plan = make_plan()
     alone = init_state(plan, create_mesh(plan.mesh, devices=jax.devices()[:1]))

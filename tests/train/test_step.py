@@ -234,6 +234,7 @@ def test_learning_rate_of_a_resumed_run_is_that_of_the_unbroken_one(start):
     jax.tree.map(np.testing.assert_array_equal, resumed, unbroken)
 
 
+@pytest.mark.slow
 def test_dropout_after_a_resume_and_on_a_mesh_draws_the_masks_of_the_unbroken_run(start):
     plan, split = make_plan(dropout=0.3), make_plan(dropout=0.3, mesh={"fsdp": 2, "tensor": 2}, microbatches=2)
     batches = [make_batch()] * 2

@@ -90,6 +90,7 @@ def test_file_that_is_no_parquet_and_one_that_may_not_be_read_are_told_apart(gcs
         open_corpus(DATA + "/a.parquet", columns=Columns.text("text"))
 
 
+@pytest.mark.slow
 def test_two_thousand_small_files_are_indexed_side_by_side_and_it_is_said(gcs: GcsService, folder: Path) -> None:
     content = (folder / "a.parquet").read_bytes()
     gcs.buckets.fill("tpu-test", "many/{:05}.parquet", 2000, content)
