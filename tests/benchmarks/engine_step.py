@@ -153,7 +153,7 @@ def _engine(options: argparse.Namespace) -> tuple[Any, Any, Any]:
 
     from tpuctl.engine.engine import Engine
     from tpuctl.engine.options import EngineOptions
-    from tpuctl.engine.runner import Runner, RunnerOptions, least_tokens
+    from tpuctl.engine.runner import Runner, RunnerOptions
     from tpuctl.mesh import create_mesh
     from tpuctl.modelspec import PRESETS
     from tpuctl.nn.params import init_params
@@ -171,7 +171,6 @@ def _engine(options: argparse.Namespace) -> tuple[Any, Any, Any]:
         max_running=most,
         max_step_tokens=max(128, most),
         prefix_cache=False,
-        min_step_tokens=least_tokens(mesh, dtype=options.dtype),
     )
     run = RunnerOptions(dtype=jnp.dtype(options.dtype), quantised=options.weights, kv_dtype=options.kv)
     params = init_params(spec, jax.random.key(0))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import get_min_heads_per_blk
 
 from tests.fakes.tiny_engine import SIZES, SPEC, ask, naive_logits, run, tiny_engine, tiny_params, tokens_of
 from tpuctl.engine.adapters import NONE
@@ -19,6 +21,7 @@ from tpuctl.engine.request import Output
 from tpuctl.entrypoints.parity import check_parity, plain_forward
 from tpuctl.errors import JobFailedError
 from tpuctl.modelspec import ModelSpec
+from tpuctl.modelspec.pages import page_heads
 
 FP8 = page_dtype("fp8", dtype=jnp.float32)
 WINDOWED = replace(SPEC, name="windowed", sliding_window=9, local_layers=(0,), attention_softcap=4.0)
@@ -110,3 +113,17 @@ def test_pages_take_a_byte_a_number(tensor: int) -> None:
     heads = max(SPEC.num_kv_heads, tensor)
     a_page = 2 * SPEC.num_layers * heads * SPEC.head_dim * SIZES["page_size"]
     assert pages.nbytes == (SIZES["num_pages"] + 1) * a_page
+
+
+@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.bfloat16, jnp.float32])
+def test_pages_have_the_fewest_heads_that_the_kernel_takes(dtype: Any) -> None:
+    def takes(heads: int) -> bool:
+        try:
+            get_min_heads_per_blk(heads, 2 * heads, jnp.bfloat16, dtype)
+        except ValueError:
+            return False
+        return True
+
+    for heads in range(1, 40):
+        found = page_heads(heads, item_bytes=jnp.dtype(dtype).itemsize)
+        assert [takes(count) for count in range(heads, found + 1)] == [False] * (found - heads) + [True]

@@ -90,8 +90,7 @@ class _Program:
     def _started(self, instruction: hlo.Instruction) -> int:
         """A copy, a slice or a collective beside other work: the size of its smaller end, for each end in HBM."""
         ends = [shape for shape in instruction.shapes if shape.dims]
-        in_hbm = [shape for shape in self._hbm[instruction.name] if shape.dims]
-        return min(shape.nbytes for shape in ends) * len(in_hbm) if ends else 0
+        return min(shape.nbytes for shape in ends) * len(self._hbm[instruction.name]) if ends else 0
 
     def _fused(self, fusion: hlo.Instruction, operands: list[str], made: int) -> int:
         inside = self.computations[_callee(fusion, "calls")]
@@ -150,9 +149,10 @@ def _in_hbm(text: str) -> list[hlo.Shape]:
     return [
         hlo.Shape(dtype=dtype, dims=tuple(int(d) for d in dims.split(",") if d))
         for dtype, dims, layout in _ARRAY.findall(text)
-        if not _ON_CHIP.search(layout)
+        if dims and not _ON_CHIP.search(layout)  # a number by itself lies in the core's own memory
     ]
 
 
 def _callee(instruction: hlo.Instruction, kind: str) -> str:
-    return dict(hlo._CALL.findall(instruction.rest))[kind]
+    callees: dict[str, str] = dict(hlo._CALL.findall(instruction.rest))
+    return callees[kind]

@@ -19,10 +19,11 @@ from tpuctl.engine.explaining import PromptLogprobs, token_logprobs
 from tpuctl.engine.options import EngineOptions, buckets, smallest
 from tpuctl.engine.pages import PagePool
 from tpuctl.engine.request import FinishReason, Output, Request, RequestError, TokenLogprobs
-from tpuctl.engine.runner import Runner, RunnerOptions, least_tokens
+from tpuctl.engine.runner import Runner, RunnerOptions
 from tpuctl.engine.scheduler import Scheduler, SchedulerOptions
 from tpuctl.engine.sequence import Sequence, Work
 from tpuctl.engine.stats import COUNTED, EngineStats
+from tpuctl.mesh import mesh_axis
 from tpuctl.modelspec import ModelSpec
 from tpuctl.nn.params import ParamTree
 
@@ -288,7 +289,7 @@ def create_engine(
         MeshError: The model does not divide over the mesh.
     """
     run = run or RunnerOptions()
-    options = replace(options, min_step_tokens=max(options.min_step_tokens, least_tokens(mesh, dtype=run.dtype)))
+    options = replace(options, min_step_tokens=max(options.min_step_tokens, mesh_axis(mesh, "tensor").size))
     runner = Runner(spec, params, mesh=mesh, engine=options, options=run)
     return Engine(runner, sizes=runner.program.sizes, options=options)
 

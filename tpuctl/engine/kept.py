@@ -28,7 +28,7 @@ def kept(x: Float[Array, "*shape"], dtype: Any) -> Float[Array, "*shape"]:
     """``x`` in the dtype of pages. In eight bits the largest number, 448, stands for all beyond it."""
     if jnp.dtype(dtype).itemsize > 1:
         return x.astype(dtype)
-    largest = float(jnp.finfo(dtype).max)
+    largest = float(jnp.finfo(dtype).max)  # type: ignore[no-untyped-call]
     return jnp.clip(x, -largest, largest).astype(dtype)  # beyond it the conversion alone would make a NaN
 
 

@@ -8,6 +8,8 @@ from tpuctl.engine.adapters import Adapters
 from tpuctl.engine.batch import Bucket
 
 _FEW_ROWS = 8
+# Of a single token XLA on CPU has no fast product in bf16, and copies all pages to write it; a TPU computes eight.
+_LEAST_TOKENS = 2
 _DRAFT_ROWS = 64
 """Rows that drafts may fill up to, however few sequences may run: on a TPU they still cost next to nothing."""
 
@@ -82,11 +84,12 @@ def buckets(options: EngineOptions) -> list[Bucket]:
     Tokens come in few sizes, since what is cheap is weights read once: up to 32 tokens a step takes about the same
     time. For each there are few rows or all, since the head's product over rows of padding costs as much as a layer.
     """
-    rows = _sizes(first=options.min_step_tokens, last=options.max_rows)
+    least = max(_LEAST_TOKENS, options.min_step_tokens)
+    rows = _sizes(first=least, last=options.max_rows)
     few = _FEW_ROWS if _FEW_ROWS in rows else rows[0]
     shapes = {
         Bucket(tokens=tokens, rows=min(most, tokens))
-        for tokens in _sizes(first=options.min_step_tokens, last=options.max_step_tokens)
+        for tokens in _sizes(first=least, last=options.max_step_tokens)
         for most in (few, rows[-1])
     }
     return sorted(shapes, key=lambda shape: (shape.tokens, shape.rows))

@@ -59,13 +59,6 @@ class RunnerOptions:
     kernel: PagedKernel | None = None
 
 
-def least_tokens(mesh: Mesh, *, dtype: Any) -> int:
-    """Tokens a step must have at least: they are split over ``tensor``, and XLA on CPU has no fast product of a single
-    row in bf16."""
-    slow = mesh.devices.flat[0].platform == "cpu" and jnp.dtype(dtype) == jnp.bfloat16
-    return max(mesh_axis(mesh, "tensor").size, 2 if slow else 1)
-
-
 class Runner:
     """One model on this process' part of a mesh, with its pages."""
 
