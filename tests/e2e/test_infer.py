@@ -215,18 +215,23 @@ def generate(folder: Path) -> Callable[[str], Path]:
     return make
 
 
-@pytest.mark.slow
-def test_infer_by_a_slice_is_that_by_its_hosts_also_after_one_of_them_was_killed(
-    tpuctl: Command, generate: Callable[[str], Path], folder: Path
-) -> None:
+@pytest.fixture(scope="module")
+def by_host(tpuctl: Command, generate: Callable[[str], Path], folder: Path) -> dict[str, bytes]:
+    """What each host by itself makes of the same rows."""
     alone = tpuctl("infer", generate("by-host"), "--set", "task.replica=host", timeout_seconds=400)
     assert alone.code == 0, alone.everything
     assert read(folder / "by-host").num_rows == ASKED
+    return data_bytes(folder / "by-host")
 
+
+@pytest.mark.slow
+def test_infer_by_a_slice_is_that_by_its_hosts_also_after_one_of_them_was_killed(
+    tpuctl: Command, generate: Callable[[str], Path], folder: Path, by_host: dict[str, bytes]
+) -> None:
     together = tpuctl("infer", generate("by-slice"), timeout_seconds=400)
     assert together.code == 0, together.everything
     assert "joined  1 of 1 slice, 8 devices each" in together.out, together.everything
-    assert data_bytes(folder / "by-slice") == data_bytes(folder / "by-host")
+    assert data_bytes(folder / "by-slice") == by_host
 
     process = tpuctl.start("infer", generate("by-slice-broken"))
     count_parts = lambda: len(list((folder / "by-slice-broken").glob("part-*")))  # noqa: E731
@@ -237,5 +242,17 @@ def test_infer_by_a_slice_is_that_by_its_hosts_also_after_one_of_them_was_killed
     out, err = process.communicate(timeout=400)
     assert process.returncode == 0, out + err
     assert "restart 1, they are done again" in out, out + err
-    assert data_bytes(folder / "by-slice-broken") == data_bytes(folder / "by-host")
+    assert data_bytes(folder / "by-slice-broken") == by_host
     print(f"done {time.monotonic() - killed_at:.0f} s after the kill")
+
+
+@pytest.mark.slow
+def test_infer_by_each_of_two_slices_is_that_by_hosts(
+    tpuctl: Command, generate: Callable[[str], Path], folder: Path, by_host: dict[str, bytes]
+) -> None:
+    path = generate("by-slices")
+    path.write_text(path.read_text().replace('topology = "2x2x2"', 'topology = "2x2x2"\nslices = 2'))
+    done = tpuctl("infer", path, timeout_seconds=400)
+    assert done.code == 0, done.everything
+    assert "joined  2 of 2 slices, 8 devices each" in done.out, done.everything
+    assert data_bytes(folder / "by-slices") == by_host
