@@ -62,7 +62,6 @@ def reserved(plan: SlicePlan, *, timeout_seconds: float) -> Iterator[Reservation
 
 
 def _reserve(plan: SlicePlan, timeout_seconds: float) -> SlicePlacementGroup:
-    workers = [{"ray.io/tpu-worker-id": str(host)} for _ in range(plan.slices) for host in range(plan.hosts)]
     try:
         return SlicePlacementGroup(
             topology=plan.topology,
@@ -71,11 +70,17 @@ def _reserve(plan: SlicePlan, timeout_seconds: float) -> SlicePlacementGroup:
             chips_per_vm=plan.chips_per_host,
             resources_per_bundle={"TPU": plan.chips_per_host, "CPU": 1},
             head_reservation_timeout_s=timeout_seconds,
-            # Ray numbers the bundles as it pleases; a host of ours is the one with that TPU worker id.
-            bundle_label_selector=workers if plan.hosts > 1 else None,
+            bundle_label_selector=[_labels(plan, host) for _ in range(plan.slices) for host in range(plan.hosts)],
         )
     except RuntimeError as error:
         raise _not_in_time(plan, timeout_seconds) from error
+
+
+def _labels(plan: SlicePlan, host: int) -> dict[str, str]:
+    """What a host of the slice is known by. Of a slice of one host Ray itself asks for nothing but so many chips, which
+    a host of a larger slice has, too; and it numbers the bundles of several hosts as it pleases."""
+    labels = {"ray.io/tpu-topology": plan.topology, "ray.io/accelerator-type": plan.accelerator_type}
+    return labels | ({"ray.io/tpu-worker-id": str(host)} if plan.hosts > 1 else {})
 
 
 def _not_in_time(plan: SlicePlan, timeout_seconds: float) -> CapacityError:
