@@ -7,7 +7,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
@@ -15,6 +14,7 @@ import psutil
 import pytest
 
 from tests.e2e.command import Command
+from tests.e2e.following import FollowedEndpoint
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -24,18 +24,11 @@ SETTINGS = ("models.other.slice.topology=2x2", "models.other.serve.idle=2s", "ru
 PATIENCE_SECONDS = 120
 
 
-class Models:
-    """The command that follows the endpoint, what it has said, and OpenAI's client for it."""
+class Models(FollowedEndpoint):
+    """The endpoint, and OpenAI's client for it."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        self.events: list[dict[str, Any]] = []
-        for line in process.stdout:
-            self.events.append(json.loads(line))
-            if self.events[-1].get("event") in ("ready", "failed"):
-                break
-        assert self.events[-1].get("event") == "ready", self.events
-        self.url = self.events[-1]["url"]
+        super().__init__(process)
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=PATIENCE_SECONDS, max_retries=0)
 
     def say(self, model: str, prompt: str = "hello") -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,24 +12,15 @@ import psutil
 import pytest
 
 from tests.e2e.command import Command
+from tests.e2e.following import FollowedEndpoint
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 RECIPE = (Path(__file__).parents[2] / "recipes" / "serve-smoke.toml").read_text(encoding="utf-8")
 
 
-class Replicas:
-    """The command that follows the endpoint, and what it has said."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        self.events: list[dict[str, Any]] = []
-        for line in process.stdout:
-            self.events.append(json.loads(line))
-            if self.events[-1].get("event") in ("ready", "failed"):
-                break
-        assert self.events[-1].get("event") == "ready", self.events
-        self.url = self.events[-1]["url"]
+class Replicas(FollowedEndpoint):
+    """The endpoint, and the replicas that it told of."""
 
     @property
     def pids(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Which hosts a reservation takes, on a real Ray node that carries the labels of one."""
+"""Which hosts a reservation takes, on a real Ray node that has what Ray gives one."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 def host_of_four() -> Iterator[None]:
     """The only host of a v6e slice of four chips."""
     folder = tempfile.mkdtemp(prefix="rs-", dir="/tmp")
-    labels = {"tpu-topology": "2x2", "accelerator-type": "TPU-V6E", "tpu-slice-name": "one", "tpu-worker-id": "0"}
     ray.init(
         address="local",
         num_cpus=2,
-        resources={"TPU": 4},
-        labels={f"ray.io/{name}": value for name, value in labels.items()},
+        resources={"TPU": 4, "TPU-v6e-4-head": 1},
         object_store_memory=100 << 20,
         include_dashboard=False,
         _temp_dir=folder,

@@ -133,6 +133,14 @@ def test_resume_of_a_changed_input_is_refused(tmp_path: Path) -> None:
         Job(job(tmp_path / "in", tmp_path / "out"))
 
 
+def test_resume_with_another_number_of_drafts_is_the_same_work(tmp_path: Path) -> None:
+    numbers(tmp_path / "in", 20)
+    next(Job(job(tmp_path / "in", tmp_path / "out")).parts())
+    again = Job(job(tmp_path / "in", tmp_path / "out", speculate=4))
+    assert len(again.folder.output.done()) == 1
+    assert "speculate" not in again.work.task
+
+
 def test_resume_of_another_task_is_refused_and_says_what_differs(tmp_path: Path) -> None:
     numbers(tmp_path / "in", 20)
     Job(job(tmp_path / "in", tmp_path / "out")).run()

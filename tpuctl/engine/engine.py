@@ -6,7 +6,6 @@ engines that are given the same calls in the same order do the same: hosts of a 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +20,7 @@ from tpuctl.engine.pages import PagePool
 from tpuctl.engine.request import FinishReason, Output, Request, RequestError, TokenLogprobs
 from tpuctl.engine.runner import Runner, RunnerOptions
 from tpuctl.engine.scheduler import Scheduler, SchedulerOptions
-from tpuctl.engine.sequence import Sequence, Work
+from tpuctl.engine.sequence import Sequence, Work, seed_words
 from tpuctl.engine.stats import COUNTED, EngineStats
 from tpuctl.mesh import mesh_axis
 from tpuctl.modelspec import ModelSpec
@@ -85,7 +84,7 @@ class Engine:
                 index=index,
                 arrival=self._arrivals,
                 max_length=self.options.max_length,
-                seed_words=_seed_words(sampling.seed, index, (self.options.seed, self._arrivals)),
+                seed_words=seed_words(sampling.seed, index, (self.options.seed, self._arrivals)),
             )
             for index in range(sampling.n)
         ]
@@ -292,10 +291,3 @@ def create_engine(
     options = replace(options, min_step_tokens=max(options.min_step_tokens, mesh_axis(mesh, "tensor").size))
     runner = Runner(spec, params, mesh=mesh, engine=options, options=run)
     return Engine(runner, sizes=runner.program.sizes, options=options)
-
-
-def _seed_words(seed: int | None, index: int, unseeded: tuple[int, int]) -> tuple[int, int]:
-    """The random key of a sample: of the request's seed if it has one, else of the engine's and of the arrival."""
-    source = ("seed", seed, index) if seed is not None else ("arrival", *unseeded, index)
-    digest = hashlib.blake2b(repr(source).encode(), digest_size=8).digest()
-    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import NamedTuple
 
 from tpuctl.engine.drafting import Lookup
@@ -90,3 +91,10 @@ class Work(NamedTuple):
     def num_rows(self) -> int:
         """Rows to draw from that it takes up."""
         return 1 + len(self.drafts)
+
+
+def seed_words(seed: int | None, index: int, unseeded: tuple[int, int]) -> tuple[int, int]:
+    """The random key of a sample: of the request's seed if it has one, else of the engine's and of the arrival."""
+    source = ("seed", seed, index) if seed is not None else ("arrival", *unseeded, index)
+    digest = hashlib.blake2b(repr(source).encode(), digest_size=8).digest()
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")

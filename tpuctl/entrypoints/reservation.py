@@ -61,26 +61,31 @@ def reserved(plan: SlicePlan, *, timeout_seconds: float) -> Iterator[Reservation
         slices.shutdown()  # type: ignore[no-untyped-call]
 
 
+def host_resources(plan: SlicePlan) -> dict[str, float]:
+    """What a job takes of each host of its slices, so that no other can.
+
+    Of a slice of one host Ray itself asks for nothing but so many chips, which a host of a larger slice or of another
+    generation has, too. What the first host of each slice of that kind has tells them apart.
+    """
+    head = {f"TPU-{plan.pod_type}-head": 1.0} if plan.hosts == 1 else {}
+    return {"TPU": plan.chips_per_host, "CPU": 1, **head}
+
+
 def _reserve(plan: SlicePlan, timeout_seconds: float) -> SlicePlacementGroup:
+    workers = [{"ray.io/tpu-worker-id": str(host)} for _ in range(plan.slices) for host in range(plan.hosts)]
     try:
         return SlicePlacementGroup(
             topology=plan.topology,
             accelerator_version=plan.accelerator_type,
             num_slices=plan.slices,
             chips_per_vm=plan.chips_per_host,
-            resources_per_bundle={"TPU": plan.chips_per_host, "CPU": 1},
+            resources_per_bundle=host_resources(plan),
             head_reservation_timeout_s=timeout_seconds,
-            bundle_label_selector=[_labels(plan, host) for _ in range(plan.slices) for host in range(plan.hosts)],
+            # Ray numbers the bundles as it pleases; a host of ours is the one with that TPU worker id.
+            bundle_label_selector=workers if plan.hosts > 1 else None,
         )
     except RuntimeError as error:
         raise _not_in_time(plan, timeout_seconds) from error
-
-
-def _labels(plan: SlicePlan, host: int) -> dict[str, str]:
-    """What a host of the slice is known by. Of a slice of one host Ray itself asks for nothing but so many chips, which
-    a host of a larger slice has, too; and it numbers the bundles of several hosts as it pleases."""
-    labels = {"ray.io/tpu-topology": plan.topology, "ray.io/accelerator-type": plan.accelerator_type}
-    return labels | ({"ray.io/tpu-worker-id": str(host)} if plan.hosts > 1 else {})
 
 
 def _not_in_time(plan: SlicePlan, timeout_seconds: float) -> CapacityError:

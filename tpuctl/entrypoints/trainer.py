@@ -23,8 +23,9 @@ from ray.train.v2.jax import JaxTrainer
 
 from tpuctl.entrypoints.failures import ReasonedFailurePolicy, explain
 from tpuctl.entrypoints.gang import GangConfig
+from tpuctl.entrypoints.reservation import host_resources
 from tpuctl.entrypoints.seats import is_simulated
-from tpuctl.plan.schema import SlicePlan, UniformPlan
+from tpuctl.plan.schema import UniformPlan
 from tpuctl.storage import is_gcs, join
 from tpuctl.storage.arrow import arrow_filesystem
 
@@ -87,7 +88,7 @@ def _make_trainer(plan: UniformPlan, work: HostWork, *, storage: str, simulated:
             topology=reserved.topology,
             accelerator_type=reserved.accelerator_type,
             num_workers=reserved.total_hosts,
-            resources_per_worker=_of_host(reserved),
+            resources_per_worker=host_resources(reserved),
         ),
         run_config=RunConfig(
             name="ray-train",
@@ -99,14 +100,6 @@ def _make_trainer(plan: UniformPlan, work: HostWork, *, storage: str, simulated:
     )
     trainer.simulated = simulated
     return trainer
-
-
-def _of_host(plan: SlicePlan) -> dict[str, float]:
-    """What a worker takes of its host. Of a slice of one host Ray itself asks for nothing but so many chips, which a
-    host of a larger slice or of another generation has, too; what only the first host of such a slice has tells them
-    apart. (Label selectors are refused beside ``use_tpu``.)"""
-    head = {f"TPU-{plan.pod_type}-head": 1.0} if plan.hosts == 1 else {}
-    return {"TPU": plan.chips_per_host, "CPU": 1, **head}
 
 
 class SliceTrainer(JaxTrainer):

@@ -68,9 +68,9 @@ def work_of(plan: InferencePlan, rows: Rows, *, model: str | None = None) -> Wor
 
 
 def _task_facts(task: TaskPlan) -> dict[str, Any]:
-    """The task as JSON, but for where its module lay: the same work from another directory is the same work."""
+    """The task as JSON, but for what changes no output: where its module lay, and how many tokens are drafted."""
     facts: dict[str, Any] = json.loads(json.dumps(asdict(task)))
-    del facts["directory"]
+    del facts["directory"], facts["speculate"]
     for name in ("weights", "kv_dtype"):
         if facts[name] is None:
             # As in the folders of versions that did not know it.
